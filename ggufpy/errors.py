@@ -1,0 +1,61 @@
+"""The exceptions ggufpy raises. Each is also the builtin a caller would expect to catch."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BuildError",
+    "ClosedError",
+    "ContextLengthError",
+    "GGUFError",
+    "GgufpyError",
+    "GraphError",
+    "SamplingError",
+    "TemplateError",
+    "TokenizerError",
+    "UnsupportedArchitectureError",
+]
+
+
+class GgufpyError(Exception):
+    """The base of every error that ggufpy raises on purpose."""
+
+
+class BuildError(GgufpyError, ImportError):
+    """The compiled part is missing, or was built for another machine."""
+
+
+class GGUFError(GgufpyError, ValueError):
+    """A GGUF file is not what the format, or the model it claims to be, asks for."""
+
+
+class UnsupportedArchitectureError(GGUFError):
+    """The file's `general.architecture` is not one that ggufpy can build."""
+
+
+class TokenizerError(GgufpyError, ValueError):
+    """A vocabulary or a text cannot be tokenized."""
+
+
+class TemplateError(GgufpyError, ValueError):
+    """A chat template is missing, is broken, or refused the messages."""
+
+
+class GraphError(GgufpyError, ValueError):
+    """An operation was asked for with shapes or types that ggml would not take."""
+
+
+class BackendError(GgufpyError, RuntimeError):
+    """A device is missing, refused a request, or ran out of memory."""
+
+
+class ContextLengthError(GgufpyError, ValueError):
+    """More tokens were given than the context has room for."""
+
+
+class SamplingError(GgufpyError, ValueError):
+    """No token can be chosen from the logits (NaN among them, or nothing left)."""
+
+
+class ClosedError(GgufpyError, ValueError):
+    """Something was used after it had been closed."""
