@@ -1,0 +1,219 @@
+"""Hyper-parameters: which metadata keys a model has, what they must be, and their values.
+
+This file owns the vocabulary of keys that architectures share and the reading of them. It knows no tensors and no graph.
+Field names are llama.cpp's `hparams` names, key names are GGUF's without the architecture's prefix. An architecture
+says which of the optional fields it reads, and with what default: `{"norm_rms_eps": REQUIRED, "n_swa": 0}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from ..errors import GGUFError
+
+__all__ = ["REQUIRED", "Config", "Key"]
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+INT_MAX = 2**31 - 1
+
+REQUIRED: Any = object()
+"""The default of a key that has none: a file without the key is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One metadata key: its name without the prefix, its range, and whether it may differ from layer to layer."""
+
+    name: str
+    low: float = 0
+    high: float = INT_MAX
+    per_layer: bool = False
+    choices: tuple[str, ...] = ()
+
+
+def _always(name: str, default: Any, **limits: Any) -> Any:
+    """Declare a field that every architecture reads; a default of `REQUIRED` makes the key required."""
+    return field(default=default, metadata={"key": Key(name, **limits)})
+
+
+def _asked(name: str, off: Any, **limits: Any) -> Any:
+    """Declare a field that only architectures naming it read; `off` is its value everywhere else."""
+    return field(default=off, metadata={"key": Key(name, **limits), "asked": True})
+
+
+def _derived(default: Any) -> Any:
+    return field(default=default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The hyper-parameters of one model. Per-layer values are tuples with one entry per layer."""
+
+    architecture: str = _derived("")
+    n_vocab: int = _derived(0)
+    n_ctx_train: int = _always("context_length", REQUIRED, low=1)
+    n_embd: int = _always("embedding_length", REQUIRED, low=1, high=2**20)
+    n_layer: int = _always("block_count", REQUIRED, low=1, high=MAX_LAYERS)
+    n_ff: tuple[int, ...] = _always("feed_forward_length", 0, per_layer=True)
+    n_head: tuple[int, ...] = _always("attention.head_count", REQUIRED, low=1, per_layer=True)
+    n_head_kv: tuple[int, ...] = _always("attention.head_count_kv", None, low=1, per_layer=True)
+    n_embd_head_k: int = _always("attention.key_length", None, low=1, high=65536)
+    n_embd_head_v: int = _always("attention.value_length", None, low=1, high=65536)
+    n_rot: int = _always("rope.dimension_count", None, low=1, high=65536)
+    n_expert: int = _always("expert_count", 0, high=MAX_EXPERTS)
+    n_expert_used: int = _always("expert_used_count", 0, high=MAX_EXPERTS)
+    rope_freq_base: float = _always("rope.freq_base", 10000.0)
+    rope_scaling_type: str = _always(
+        "rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope")
+    )
+    rope_scaling_factor: float = _always("rope.scaling.factor", 0.0)
+    rope_attn_factor: float = _always("rope.scaling.attn_factor", 1.0)
+    n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
+
+    norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
+    attention_scale: float = _asked("attention.scale", 0.0)
+    expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
+    final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0)
+    n_swa: int = _asked("attention.sliding_window", 0)
+    rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0)
+    rope_freq_scale_swa: float = _derived(1.0)
+    is_swa: tuple[bool, ...] = _derived(())
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], asked: Mapping[str, Any], *, swa_period: int = 0, path: str = ""
+    ) -> Config:
+        """Read the keys of the file's architecture; `asked` maps the optional fields it reads to their defaults.
+
+        `swa_period` is the architecture's window pattern where the file has none: of each run of that many layers the
+        last one sees everything. Raises one GGUFError that lists every key that is missing, mistyped or out of range.
+        """
+        architecture = metadata["general.architecture"]
+        reader = _Reader(metadata, architecture)
+        values: dict[str, Any] = {"architecture": architecture, "n_vocab": reader.n_vocab()}
+        values["n_layer"] = n_layer = reader.read(Key("block_count", low=1, high=MAX_LAYERS), int, REQUIRED) or 1
+        for f in fields(cls):
+            key: Key | None = f.metadata.get("key")
+            if key is None or f.name == "n_layer" or (f.metadata.get("asked") and f.name not in asked):
+                continue
+            default = asked[f.name] if f.name in asked else f.default
+            kind = _kind(f.type)
+            if key.per_layer:
+                values[f.name] = reader.read_layers(key, kind, default, n_layer)
+            else:
+                values[f.name] = reader.read(key, kind, default)
+        _derive(values, reader, swa_period)
+        if reader.faults:
+            where = f"{path}: " if path else ""
+            raise GGUFError(where + f"{architecture} model: " + "; ".join(reader.faults))
+        return cls(**values)
+
+
+def _kind(annotation: Any) -> type:
+    """Name the Python type of one value of a field from its annotation (a string, as annotations are postponed)."""
+    text = str(annotation)
+    return next(kind for kind in (bool, int, float, str) if kind.__name__ in text)
+
+
+class _Reader:
+    """Reads typed values of one architecture and collects the faults instead of raising at the first."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+        self.faults: list[str] = []
+
+    def fault(self, name: str, expected: str, found: object) -> None:
+        self.faults.append(f"{self.architecture}.{name}: expected {expected}, found {_show(found)}")
+
+    def n_vocab(self) -> int:
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, Sequence) and not isinstance(tokens, str):
+            return len(tokens)
+        return self.read(Key("vocab_size", low=1), int, REQUIRED) or 0
+
+    def read(self, key: Key, kind: type, default: Any) -> Any:
+        name = f"{self.architecture}.{key.name}"
+        if name not in self.metadata:
+            if default is REQUIRED:
+                self.faults.append(f"{name}: the key is missing")
+                return None
+            return default
+        value = self.metadata[name]
+        return value if self._fits(key, kind, value) else default if default is not REQUIRED else None
+
+    def read_layers(self, key: Key, kind: type, default: Any, n_layer: int) -> Any:
+        """Read a value that may be one for all layers or an array with one per layer; absent optional → None."""
+        value = self.metadata.get(f"{self.architecture}.{key.name}")
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            if len(value) != n_layer:
+                self.fault(key.name, f"one value or {n_layer} of them (block_count)", value)
+                return None
+            return tuple(value) if all(self._fits(key, kind, v) for v in value) else None
+        value = self.read(key, kind, default)
+        return None if value is None else (value,) * n_layer
+
+    def _fits(self, key: Key, kind: type, value: Any) -> bool:
+        if type(value) is not kind:
+            self.fault(key.name, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
+        elif key.choices and value not in key.choices:
+            self.fault(key.name, "one of " + ", ".join(key.choices), value)
+        elif kind in (int, float) and not key.low <= value <= key.high:
+            limit = f"at most {key.high:g}" if value > key.high else f"at least {key.low:g}"
+            self.fault(key.name, limit, value)
+        else:
+            return True
+        return False
+
+
+def _show(value: object) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return f"an array of {len(value)}"
+    return f"{value!r:.60}" + ("" if not isinstance(value, str) else " (a string)")
+
+
+def _derive(values: dict[str, Any], reader: _Reader, swa_period: int) -> None:
+    """Fill in what follows from other keys, in llama.cpp's way, and check what must agree."""
+    values["n_head_kv"] = values["n_head_kv"] or values["n_head"]
+    values["n_ctx_orig_yarn"] = values["n_ctx_orig_yarn"] or values["n_ctx_train"]
+    if values["rope_scaling_factor"] == 0.0:  # the key's older name
+        values["rope_scaling_factor"] = reader.read(Key("rope.scale_linear"), float, 0.0)
+    n_head, n_embd = values["n_head"], values["n_embd"]
+    if n_head and n_embd:
+        for name, key in (("n_embd_head_k", "key_length"), ("n_embd_head_v", "value_length")):
+            if values[name] is None:
+                if n_embd % n_head[0]:
+                    reader.fault("embedding_length", f"a multiple of {n_head[0]} heads (no attention.{key})", n_embd)
+                values[name] = n_embd // n_head[0] or 1
+        if values["n_rot"] is None:
+            values["n_rot"] = values["n_embd_head_k"]
+        if values["n_rot"] % 2 or values["n_rot"] > values["n_embd_head_k"]:
+            reader.fault("rope.dimension_count", f"even and at most {values['n_embd_head_k']}", values["n_rot"])
+        if values["n_head_kv"] and any(q % kv for q, kv in zip(n_head, values["n_head_kv"], strict=True)):
+            reader.fault("attention.head_count_kv", f"a divisor of head_count ({n_head[0]})", values["n_head_kv"][0])
+    if values["n_expert"] and not 0 < values["n_expert_used"] <= values["n_expert"]:
+        reader.fault("expert_used_count", f"1 to {values['n_expert']} (expert_count)", values["n_expert_used"])
+    if not values["n_expert"] and values["n_expert_used"]:
+        reader.fault("expert_used_count", "0, as there is no expert_count", values["n_expert_used"])
+    values["is_swa"] = _window_layers(values, reader, swa_period)
+
+
+def _window_layers(values: dict[str, Any], reader: _Reader, period: int) -> tuple[bool, ...]:
+    """Say which layers see only a window: an array in the file, or a period of which the last layer sees everything."""
+    n_layer = values["n_layer"]
+    if not values.get("n_swa"):
+        return (False,) * n_layer
+    name = "attention.sliding_window_pattern"
+    pattern = reader.metadata.get(f"{reader.architecture}.{name}", period)
+    if type(pattern) is int and 0 <= pattern <= INT_MAX:
+        return tuple(pattern == 0 or il % pattern < pattern - 1 for il in range(n_layer))
+    if isinstance(pattern, Sequence) and len(pattern) == n_layer and all(type(v) is bool for v in pattern):
+        return tuple(pattern)
+    reader.fault(name, f"an integer or {n_layer} bools", pattern)
+    return (False,) * n_layer
+
+
+assert all(f.default is not MISSING for f in fields(Config))
