@@ -7,7 +7,7 @@ says which of the optional fields it reads, and with what default: `{"norm_rms_e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -84,12 +84,19 @@ class Config:
 
     @classmethod
     def from_gguf(
-        cls, metadata: Mapping[str, Any], asked: Mapping[str, Any], *, swa_period: int = 0, path: str = ""
+        cls,
+        metadata: Mapping[str, Any],
+        asked: Mapping[str, Any],
+        *,
+        swa_period: int = 0,
+        check: Callable[[Config], Iterable[str]] | None = None,
+        path: str = "",
     ) -> Config:
         """Read the keys of the file's architecture; `asked` maps the optional fields it reads to their defaults.
 
         `swa_period` is the architecture's window pattern where the file has none: of each run of that many layers the
-        last one sees everything. Raises one GGUFError that lists every key that is missing, mistyped or out of range.
+        last one sees everything. `check` yields what else the architecture finds wrong. Raises one GGUFError that
+        lists every key that is missing, mistyped or out of range.
         """
         architecture = metadata["general.architecture"]
         reader = _Reader(metadata, architecture)
@@ -106,10 +113,11 @@ class Config:
             else:
                 values[f.name] = reader.read(key, kind, default)
         _derive(values, reader, swa_period)
-        if reader.faults:
-            where = f"{path}: " if path else ""
-            raise GGUFError(where + f"{architecture} model: " + "; ".join(reader.faults))
-        return cls(**values)
+        config = cls(**values)
+        faults = reader.faults or list(check(config) if check else ())
+        if faults:
+            raise GGUFError((f"{path}: " if path else "") + f"{architecture} model: " + "; ".join(faults))
+        return config
 
 
 def _kind(annotation: Any) -> type:

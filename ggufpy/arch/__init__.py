@@ -1,0 +1,44 @@
+"""The architectures ggufpy can build, found by the `general.architecture` a file names.
+
+Every `Decoder` in a family's file of this folder is registered by being there; nothing else has to be edited.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import pkgutil
+
+from ..errors import UnsupportedArchitectureError
+from .config import Config
+from .decoder import Decoder
+from .tensors import TensorSpec, check_tensors
+
+__all__ = ["Config", "Decoder", "TensorSpec", "check_tensors", "find", "names"]
+
+
+@functools.cache
+def _registry() -> dict[str, Decoder]:
+    found: dict[str, Decoder] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, Decoder):
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+def names() -> list[str]:
+    """List the supported values of `general.architecture`, sorted."""
+    return list(_registry())
+
+
+def find(name: object) -> Decoder:
+    """Return the declaration of an architecture; UnsupportedArchitectureError names the nearest known ones."""
+    if isinstance(name, str) and name in _registry():
+        return _registry()[name]
+    near = difflib.get_close_matches(str(name), names(), n=3) or names()
+    raise UnsupportedArchitectureError(
+        f"general.architecture {name!r:.80} is not supported; the nearest that are: {', '.join(near[:8])}"
+    )
