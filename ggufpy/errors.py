@@ -7,6 +7,7 @@ __all__ = [
     "BuildError",
     "ClosedError",
     "ContextLengthError",
+    "DownloadError",
     "GGUFError",
     "GgufpyError",
     "GraphError",
@@ -59,3 +60,7 @@ class SamplingError(GgufpyError, ValueError):
 
 class ClosedError(GgufpyError, ValueError):
     """Something was used after it had been closed."""
+
+
+class DownloadError(GgufpyError, OSError):
+    """A named model is unknown, or could not be fetched, checked or kept."""
