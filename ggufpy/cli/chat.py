@@ -1,0 +1,100 @@
+"""`ggufpy chat`: a conversation, line by line, in one session that keeps what was said."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ggufpy.cli.generate import show, statistics, write
+from ggufpy.cli.loading import find, load, open_session, sampling_params
+from ggufpy.cli.terminal import say
+from ggufpy.errors import ContextLengthError
+
+__all__ = ["run"]
+
+HELP = "Enter sends, Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D ends."
+
+
+def run(args: Namespace) -> int:
+    """Answer each line of standard input until it ends."""
+    from ggufpy.generate import stream
+
+    params = sampling_params(args)
+    options: dict[str, Any] = {}
+    if args.chat_template is not None:
+        options["chat_template"] = Path(args.chat_template).read_text(encoding="utf-8")
+    start = [] if args.system is None else [{"role": "system", "content": args.system}]
+    with load(find(args.model), args) as model, open_session(model, args) as session:
+        messages = list(start)
+        for line in _lines():
+            if line == "/clear":
+                messages = list(start)
+                continue
+            messages.append({"role": "user", "content": line})
+            ids = model.tokenizer.apply_chat_template(messages, tokenize=True, **options)
+            try:
+                with _interruptible() as cancel:
+                    answer = show(stream(session, model.tokenizer, ids, params, cancel=cancel), "thinking")
+            except ContextLengthError as error:
+                if not _is_interactive():
+                    raise
+                messages.pop()
+                say(f"{error} (/clear starts anew)")
+                continue
+            messages.append({"role": "assistant", "content": answer.text})
+            if args.verbose:
+                say(statistics(answer))
+    return 0
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C sets, so that an answer ends between two tokens; a second Ctrl-C raises as usual."""
+    cancel = threading.Event()
+
+    def note(number: int, frame: object) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _lines() -> Iterator[str]:
+    """Read messages; empty lines are none. Ctrl-C takes a line back, and twice in a row ends the program."""
+    interactive, interrupted = _is_interactive(), False
+    if interactive:
+        say(HELP)
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (gives `input` editing and history)
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+        except EOFError:
+            write("\n")
+            return
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            say("(once more, or Ctrl-D, to end)")
+            continue
+        interrupted = False
+        if (not interactive and not line) or line.strip() == "/exit":
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()

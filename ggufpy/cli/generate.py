@@ -1,0 +1,78 @@
+"""`ggufpy generate`: the prompt and its continuation on standard output, as they come."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from ggufpy.cli.loading import find, load, open_session, sampling_params
+from ggufpy.cli.parser import UsageError
+from ggufpy.cli.terminal import Status, say, tolerant, visible
+
+if TYPE_CHECKING:
+    from ggufpy.generate import Completion, CompletionChunk
+
+__all__ = ["run", "show", "statistics", "write"]
+
+
+def run(args: Namespace) -> int:
+    """Continue the prompt. Standard output holds the prompt, the text and one newline, and nothing else."""
+    from ggufpy.generate import stream
+
+    params = sampling_params(args)
+    prompt = _read_prompt(args.prompt)
+    with load(find(args.model), args) as model, open_session(model, args) as session:
+        chunks = stream(session, model.tokenizer, model.tokenizer.encode(prompt), params)
+        write(prompt)
+        completion = show(chunks, "reading the prompt")
+    if args.verbose:
+        say(statistics(completion))
+    return 0
+
+
+def _read_prompt(given: str | None) -> str:
+    """Return the prompt of the command line, or else standard input without its last newline."""
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        raise UsageError("expected a PROMPT, or one on standard input")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: expected UTF-8, found another byte at {error.start}") from error
+
+
+def show(chunks: Generator[CompletionChunk, None, None], waiting_for: str) -> Completion:
+    """Write an answer as it comes and a newline after it, also when it is torn off; return the whole of it."""
+    try:
+        with Status(waiting_for):
+            chunk = next(chunks)
+        write(chunk.text)
+        for chunk in chunks:  # noqa: B007 (the last one is wanted below)
+            write(chunk.text)
+    finally:
+        write("\n")
+    assert chunk.completion is not None
+    return chunk.completion
+
+
+def write(text: str) -> None:
+    """Write text to standard output at once; a terminal gets no control characters from a model."""
+    tolerant(sys.stdout).write(visible(text, keep="\n\t") if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def statistics(completion: Completion) -> str:
+    """Return one line of figures about a completion."""
+    usage, timings = completion.usage, completion.timings
+    cached = f", {usage.cached_tokens} of them kept" if usage.cached_tokens else ""
+    ended = completion.finish_reason
+    if completion.stop_reason is not None:
+        ended += f" ({completion.stop_reason!r})"
+    return (
+        f"prompt: {usage.prompt_tokens} tokens{cached}, {timings.prompt_s:.2f} s, {timings.prompt_tokens_per_s:.1f}/s; "
+        f"answer: {usage.completion_tokens} tokens, {timings.decode_s:.2f} s, {timings.decode_tokens_per_s:.1f}/s; "
+        f"ended by: {ended}; seed: {completion.seed}"
+    )

@@ -1,0 +1,57 @@
+"""What several commands do first: find the model, load it, and turn options into what the library takes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggufpy.cli.parser import LOAD, SAMPLING, SESSION, UsageError, given
+from ggufpy.cli.terminal import Status
+from ggufpy.errors import GgufpyError, SamplingError
+
+if TYPE_CHECKING:
+    from ggufpy.model import Model
+
+    from ggufpy.sampling import SamplingParams
+    from ggufpy.session import Session
+
+__all__ = ["find", "load", "open_session", "sampling_params"]
+
+
+def find(name_or_path: str) -> Path:
+    """Return the path of a model, fetching a named one while saying how far that is."""
+    from ggufpy.hub import resolve
+
+    with Status(f"looking for {name_or_path}") as status:
+        return resolve(
+            name_or_path, progress=lambda what, done, total: status.report(f"{what} {name_or_path}", done, total)
+        )
+
+
+def load(path: Path, args: Namespace) -> Model:
+    """Load a model as the options say."""
+    from ggufpy.model import Model
+
+    with Status("loading the model"):
+        return Model.load(path, **given(args, LOAD))
+
+
+def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:
+    """Open a session as the options say, or else the defaults; a value out of range is wrong usage."""
+    try:
+        return model.session(**{**defaults, **given(args, SESSION)})
+    except GgufpyError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def sampling_params(args: Namespace) -> SamplingParams:
+    """Return the sampling parameters; a value out of range is wrong usage, found before anything is loaded."""
+    from ggufpy.sampling import SamplingParams
+
+    try:
+        return SamplingParams(**given(args, SAMPLING))
+    except SamplingError as error:
+        raise UsageError(str(error)) from error
