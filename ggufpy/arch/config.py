@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from ..errors import GGUFError
+from ggufpy.errors import GGUFError
 
 __all__ = ["REQUIRED", "Config", "Key"]
 

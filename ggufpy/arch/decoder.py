@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..graph import Context, Graph, Tensor
-from .config import REQUIRED, Config
-from .tensors import TensorSpec
+from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.tensors import TensorSpec
 
 __all__ = ["Attention", "Builder", "Decoder", "Moe", "Rope", "RopeType", "f32"]
 
@@ -133,8 +133,8 @@ class Decoder:
         if self.post_norm:
             yield TensorSpec("post_ffw_norm.weight", (c.n_embd,))
 
-    def build(self, b: Builder) -> Tensor:
-        """Build the graph of one micro-batch and return its logits, [n_vocab, n_outputs]."""
+    def build(self, b: Builder) -> Tensor | None:
+        """Build the graph of one micro-batch; returns its logits, [n_vocab, n_outputs], if any are wanted."""
         return build_decoder(self, b)
 
 
@@ -203,7 +203,7 @@ class Builder:
     use_long_factors: bool
     tokens: Tensor  # i32 [n_tokens]
     positions: Tensor  # i32 [n_tokens]
-    out_ids: Tensor  # i32 [n_outputs]
+    out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
 
     def linear(self, x: Tensor, role: str, *, bias_first: bool = False) -> Tensor:
@@ -228,16 +228,23 @@ class Builder:
 # ------------------------------------------------------------------------------------------------------- the decoder
 
 
-def build_decoder(arch: Decoder, b: Builder) -> Tensor:
-    """Embed the tokens, run the layers, and project the chosen rows on the vocabulary."""
+def build_decoder(arch: Decoder, b: Builder) -> Tensor | None:
+    """Embed the tokens, run the layers, and project the wanted rows on the vocabulary.
+
+    Where no row is wanted the last layer stops as soon as its keys and values are stored.
+    """
     g, c = b.g, b.config
     x = g.get_rows(b.weights["token_embd.weight"], b.tokens)  # [n_embd, n_tokens]
     if arch.embedding_scale:
         x = g.scale(x, arch.embedding_scale(c))
         x.name = "inp_scaled"
-    for il in range(c.n_layer):
+    for il in range(c.n_layer - 1):
         x = layer(arch, b, x, il)
-    x = b.norm(x, "output_norm", "result_norm")
+    il = c.n_layer - 1
+    if b.out_ids is None:
+        attention_inputs(arch, b, b.norm(x, f"blk.{il}.attn_norm", f"attn_norm-{il}"), il)
+        return None
+    x = b.norm(layer(arch, b, x, il), "output_norm", "result_norm")
     logits = g.mul_mat(b.weights["output.weight"], x)  # [n_vocab, n_outputs]
     if c.final_logit_softcapping:
         logits = softcap(g, logits, c.final_logit_softcapping)
@@ -251,7 +258,7 @@ def layer(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
     g, blk = b.g, f"blk.{il}"
     cur = b.norm(x, f"{blk}.attn_norm", f"attn_norm-{il}")
     cur = attention(arch, b, cur, il)
-    if il == b.config.n_layer - 1:
+    if il == b.config.n_layer - 1 and b.out_ids is not None:
         cur, x = g.get_rows(cur, b.out_ids), g.get_rows(x, b.out_ids)  # [n_embd, n_outputs]
     if arch.post_norm:
         cur = b.norm(cur, f"{blk}.post_attention_norm", f"attn_post_norm-{il}")
@@ -268,18 +275,31 @@ def layer(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
 
 def attention(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
     """Project, rotate, store in the cache, attend, project back."""
-    c = b.config
+    q = attention_inputs(arch, b, x, il)
+    scale = arch.attention_scale(b.config)
+    cur = attend(b, q, 1.0 if arch.scale_query else scale, il)
+    cur = b.linear(cur, f"blk.{il}.attn_output")
+    cur.name = f"attn_out-{il}"
+    return cur
+
+
+def attention_inputs(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
+    """Compute queries, keys and values, store the latter two in the cache, and return the queries."""
+    g, kv = b.g, b.attention(il)
     q, k, v = qkv(b, x, il)
-    scale = arch.attention_scale(c)
     q = rotate(arch, b, q, "q", il)
     k = rotate(arch, b, k, "k", il)
     q.name, k.name, v.name = f"Qcur-{il}", f"Kcur-{il}", f"Vcur-{il}"
     if arch.scale_query:
-        q, scale = b.g.scale(q, scale), 1.0
-    cur = attend(b, q, k, v, scale, il)
-    cur = b.linear(cur, f"blk.{il}.attn_output")
-    cur.name = f"attn_out-{il}"
-    return cur
+        q = g.scale(q, arch.attention_scale(b.config))
+    if kv.k_rot is not None:
+        q, k = hadamard(g, q, kv.k_rot), hadamard(g, k, kv.k_rot)
+    if kv.v_rot is not None:
+        v = hadamard(g, v, kv.v_rot)
+    for t in (v, k) if b.out_ids is None and il == b.config.n_layer - 1 else (q, v, k):
+        b.graph.expand(t)
+    kv.store(b.graph, k, v, il)
+    return q
 
 
 def qkv(b: Builder, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -326,18 +346,10 @@ def rope_factors(arch: Decoder, b: Builder) -> Tensor | None:
     return b.weights.get(f"rope_factors_{'long' if b.use_long_factors else 'short'}.weight")
 
 
-def attend(b: Builder, q: Tensor, k: Tensor, v: Tensor, scale: float, il: int) -> Tensor:
-    """Store K and V and attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
+def attend(b: Builder, q: Tensor, scale: float, il: int) -> Tensor:
+    """Attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
     g, kv = b.g, b.attention(il)
-    if kv.k_rot is not None:
-        q, k = hadamard(g, q, kv.k_rot), hadamard(g, k, kv.k_rot)
-    if kv.v_rot is not None:
-        v = hadamard(g, v, kv.v_rot)
-    for t in (q, v, k):
-        b.graph.expand(t)
-    kv.store(b.graph, k, v, il)
     keys, values = kv.keys(il), kv.values(il)
-
     n_stream = keys.ne[3]
     d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
     q = g.view_4d(q, d, n_head, n_tokens, n_stream, q.nb[1], q.nb[2], q.nb[2] * n_tokens, 0)

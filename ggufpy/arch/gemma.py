@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .config import Config
-from .decoder import ROPE_NEOX, Decoder, f32, inv_sqrt
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import ROPE_NEOX, Decoder, f32, inv_sqrt
 
 __all__ = ["GEMMA3"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .config import Config
-from .decoder import ROPE_NORM, Decoder, Moe, f32, inv_sqrt
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import ROPE_NORM, Decoder, Moe, f32, inv_sqrt
 
 __all__ = ["LLAMA"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import GGUFError
-from ..gguf import GGUFFile
+from ggufpy.errors import GGUFError
+from ggufpy.gguf import GGUFFile
 
 __all__ = ["TensorSpec", "check_tensors"]
 

@@ -1,0 +1,415 @@
+"""The KV cache: where each token's keys and values lie, and the graph inputs that say so.
+
+This file owns cells, sequences, streams and windows, with llama.cpp's rules for which cell a token gets: sums over the
+cache run in cell order, so the rules decide bits. It does not know models, tokens' meaning or who runs the graph.
+Shapes in comments are in ggml order. "Row" below is a sequence's place in its stream, "cell" a token's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufpy.arch import Config
+from ggufpy.backend import Buffer, Device
+from ggufpy.errors import ContextLengthError
+from ggufpy.gguf import GGMLType
+from ggufpy.graph import Context, Graph, Tensor
+
+__all__ = ["KVCache", "KVInputs", "Memory", "MicroBatch", "Placement"]
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+N_KV_PAD = 256
+"""The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
+N_ROT_V = 64
+MINUS_INF_F16 = 0xFC00
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Tokens that are computed together: all of the first sequence, then all of the second, and so on."""
+
+    tokens: IntArray  # [n_tokens]
+    positions: IntArray  # [n_tokens]
+    seq_ids: list[int]  # in the order of their tokens, equally many tokens each unless the cache is unified
+    seq_of_token: IntArray  # [n_tokens]
+    out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where one cache puts the tokens of a micro-batch."""
+
+    streams: list[int]
+    cells: list[npt.NDArray[np.int64]]  # a stream's cells, in the order of its tokens
+    n_kv: int = 0  # cells the graph has to look at
+
+
+class Cells:
+    """The cells of one stream: position and owners of each, and where the next token goes."""
+
+    __slots__ = ("end", "has", "head", "pos", "used")
+
+    def __init__(self, size: int, n_rows: int) -> None:
+        self.pos: IntArray = np.full(size, -1, np.int32)  # -1: the cell is empty
+        self.has: BoolArray = np.zeros((n_rows, size), np.bool_)
+        self.head = self.used = self.end = 0
+
+    def copy(self) -> Cells:
+        other = Cells.__new__(Cells)
+        other.pos, other.has = self.pos.copy(), self.has.copy()
+        other.head, other.used, other.end = self.head, self.used, self.end
+        return other
+
+    def find(self, n: int, n_swa: int) -> npt.NDArray[np.int64] | None:
+        """Find n cells, walking from the head round to it again: empty ones, and ones their window has left behind."""
+        size = len(self.pos)
+        head = 0 if self.head > self.used + 2 * n else self.head
+        if self.end <= head and head + n <= size:
+            return np.arange(head, head + n)
+        free = self.pos < 0
+        if n_swa:
+            free |= self._left_behind(n_swa)
+        cells = np.concatenate((np.flatnonzero(free[head:]) + head, np.flatnonzero(free[:head])))
+        return cells[:n] if len(cells) >= n else None
+
+    def _left_behind(self, n_swa: int) -> BoolArray:
+        single = self.has.sum(axis=0) == 1
+        left = np.zeros(len(self.pos), np.bool_)
+        for row in range(len(self.has)):
+            left |= single & self.has[row] & (self.max_pos(row) + 1 - self.pos >= n_swa)
+        return left
+
+    def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
+        """Put tokens into cells. A sequence that loses a cell loses everything before it too, so it has no gaps."""
+        lost = cells[self.pos[cells] >= 0]
+        purge = [(row, int(self.pos[lost[has]].max())) for row, has in enumerate(self.has[:, lost]) if has.any()]
+        self.has[:, lost] = False
+        self.used += len(cells) - len(lost)
+        self.pos[cells] = positions
+        self.has[rows, cells] = True
+        self.end = max(self.end, int(cells[-1]) + 1 if len(cells) == 1 else int(cells.max()) + 1)
+        for row, last in purge:
+            self.remove(row, 0, last + 1)
+        self.head = int(cells[-1]) + 1
+
+    def remove(self, row: int, p0: int, p1: int) -> None:
+        """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
+        mine = self.has[row] & (self.pos >= p0) & (self.pos < p1)
+        self.has[row, mine] = False
+        freed = np.flatnonzero(mine & ~self.has.any(axis=0))
+        if len(freed):
+            self.pos[freed] = -1
+            self.head = min(self.head, int(freed[0]))
+            kept = np.flatnonzero(self.pos >= 0)
+            self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+
+    def max_pos(self, row: int) -> int:
+        """Return a sequence's last position, -1 if it has none."""
+        return int(self.pos[: self.end].max(where=self.has[row, : self.end], initial=-1))
+
+    def min_pos(self, row: int) -> int:
+        """Return a sequence's first position, a huge one if it has none."""
+        return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
+
+    def visible(self, row: int, positions: IntArray, n_kv: int, n_swa: int) -> BoolArray:
+        """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
+        pos = self.pos[:n_kv]
+        seen = self.has[row, :n_kv] & (pos <= positions[:, None])
+        if n_swa:
+            seen &= positions[:, None] - pos < n_swa
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What a session chooses about its caches."""
+
+    n_seq_max: int
+    unified: bool
+    type_k: GGMLType
+    type_v: GGMLType
+    flash_attn: bool
+
+
+class KVCache:
+    """The keys and values of some layers, for all sequences of a session (llama.cpp's llama_kv_cache)."""
+
+    def __init__(
+        self,
+        config: Config,
+        layers: Sequence[int],
+        options: CacheOptions,
+        *,
+        size: int,
+        n_swa: int,
+        device_of: Callable[[int], Device],
+    ) -> None:
+        self.config, self.options, self.size, self.n_swa = config, options, size, n_swa
+        self.transposed_v = not options.flash_attn
+        self.n_stream = 1 if options.unified else options.n_seq_max
+        rows = options.n_seq_max if options.unified else 1
+        self.cells = [Cells(size, rows) for _ in range(self.n_stream)]
+        d_k, d_v = config.n_embd_head_k, config.n_embd_head_v
+        self.k_rot = _hadamard(_largest_rotation(d_k)) if options.type_k.is_quantized and d_k % 64 == 0 else None
+        self.v_rot = _hadamard(N_ROT_V) if options.type_v.is_quantized and d_v % 64 == 0 else None
+        self.v_width = d_v * max(config.n_head_kv)
+        self._context = Context(2 * len(layers))
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+        for il in layers:
+            width_v = self.v_width if self.transposed_v else d_v * config.n_head_kv[il]
+            shape_k = (d_k * config.n_head_kv[il], size, self.n_stream)
+            self.k[il] = self._context.new_tensor(options.type_k, *shape_k, name=f"cache_k_l{il}")
+            self.v[il] = self._context.new_tensor(options.type_v, width_v, size, self.n_stream, name=f"cache_v_l{il}")
+        self._buffers = [
+            Buffer.zeros(device, tensors) for device, tensors in _by_device(layers, self.k, self.v, device_of).items()
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of all keys and values in bytes."""
+        return sum(buffer.size for buffer in self._buffers)
+
+    def close(self) -> None:
+        """Free the memory."""
+        for buffer in self._buffers:
+            buffer.close()
+
+    def stream_row(self, seq_id: int) -> tuple[int, int]:
+        """Return the stream that holds a sequence, and the sequence's row in it."""
+        return (0, seq_id) if self.n_stream == 1 else (seq_id, 0)
+
+    def find(self, ubatch: MicroBatch) -> Placement | None:
+        """Find cells for the tokens of a micro-batch; None where there is no room."""
+        streams = [0] if self.n_stream == 1 else ubatch.seq_ids
+        per_stream = len(ubatch.tokens) // len(streams)
+        found = [self.cells[stream].find(per_stream, self.n_swa) for stream in streams]
+        cells = [c for c in found if c is not None]
+        return Placement(streams, cells) if len(cells) == len(found) else None
+
+    def take(self, ubatch: MicroBatch, placement: Placement) -> None:
+        """Put the tokens into the cells found for them, and see how far the graph has to look."""
+        start = 0
+        for stream, found in zip(placement.streams, placement.cells, strict=True):
+            cells, part = self.cells[stream], slice(start, start + len(found))
+            cells.place(found, ubatch.positions[part], ubatch.seq_of_token if self.n_stream == 1 else 0)
+            used = max(N_KV_PAD, -(-cells.end // N_KV_PAD) * N_KV_PAD)
+            placement.n_kv = max(placement.n_kv, min(self.size, used))
+            start += len(found)
+
+    def copy_stream(self, src: int, dst: int) -> None:
+        """Copy one stream's cells and data to another."""
+        self.cells[dst] = self.cells[src].copy()
+        for tensor in (*self.k.values(), *self.v.values()):
+            n = tensor.nbytes // self.n_stream
+            tensor.set_bytes(tensor.get_bytes(src * n, n), dst * n)
+
+
+class KVInputs:
+    """The inputs of one graph that concern one cache, and the views of the cache that the graph reads."""
+
+    __slots__ = ("_shape", "cache", "g", "k_idxs", "k_rot", "mask", "n_kv", "v_idxs", "v_rot")
+
+    def __init__(self, g: Context, cache: KVCache, placement: Placement, n_tokens: int, name: str) -> None:
+        self.g, self.cache, self.n_kv = g, cache, placement.n_kv
+        self._shape = (min(placement.streams), len(placement.streams))
+        n_stream = len(placement.streams)
+        self.k_idxs = g.input(GGMLType.I64, n_tokens, name=f"attn_inp_k_idxs{name}")
+        n_v = n_tokens * cache.v_width if cache.transposed_v else n_tokens
+        self.v_idxs = g.input(GGMLType.I64, n_v, name=f"attn_inp_v_idxs{name}")
+        mask_type = GGMLType.F16 if cache.options.flash_attn else GGMLType.F32
+        self.mask = g.input(
+            mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}"
+        )
+        self.k_rot = self._rotation(cache.k_rot, f"attn_inp_k_rot{name}")
+        self.v_rot = self._rotation(cache.v_rot, f"attn_inp_v_rot{name}")
+
+    def _rotation(self, matrix: npt.NDArray[np.float32] | None, name: str) -> Tensor | None:
+        return None if matrix is None else self.g.input(GGMLType.F32, *matrix.shape, name=name)
+
+    def store(self, graph: Graph, k: Tensor, v: Tensor, il: int) -> None:
+        """Add the nodes that write this micro-batch's keys and values ([n_embd_head, n_head_kv, n_tokens])."""
+        g, cache = self.g, self.cache
+        graph.expand(g.set_rows(self._rows(cache.k[il]), self._flat(k), self.k_idxs))
+        if not cache.transposed_v:
+            graph.expand(g.set_rows(self._rows(cache.v[il]), self._flat(v), self.v_idxs))
+            return
+        width, n_tokens = v.ne[0] * v.ne[1], v.ne[2]
+        v = g.reshape_2d(v, width, n_tokens) if v.is_contiguous else g.cont_2d(v, width, n_tokens)
+        if width < cache.v_width:
+            v = g.pad(v, cache.v_width - width, 0, 0, 0)
+        target = cache.v[il]
+        graph.expand(
+            g.set_rows(g.reshape_2d(target, 1, target.n_elements), g.reshape_2d(v, 1, v.n_elements), self.v_idxs)
+        )
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return self.g.view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2], 0)
+
+    def _rows(self, cached: Tensor) -> Tensor:
+        return self.g.reshape_2d(cached, cached.ne[0], cached.ne[1] * cached.ne[2]) if cached.ne[2] > 1 else cached
+
+    def keys(self, il: int) -> Tensor:
+        """View the cells to look at: [n_embd_head_k, n_head_kv, n_kv, n_stream]."""
+        return self._view(self.cache.k[il], self.cache.config.n_embd_head_k, il)
+
+    def values(self, il: int) -> Tensor:
+        """View the values; [n_kv, n_head_kv, n_embd_head_v, n_stream] permuted to the same where V is transposed."""
+        v, d = self.cache.v[il], self.cache.config.n_embd_head_v
+        if not self.cache.transposed_v:
+            return self._view(v, d, il)
+        (s0, n_stream), size, row = self._shape, self.cache.size, v.type.row_nbytes
+        return self.g.view_4d(
+            v, self.n_kv, self.cache.config.n_head_kv[il], d, n_stream,
+            row(size * d), row(size), row(size * v.ne[0]), row(size * v.ne[0]) * s0,
+        )  # fmt: skip
+
+    def _view(self, cached: Tensor, d: int, il: int) -> Tensor:
+        (s0, n_stream), row = self._shape, cached.type.row_nbytes
+        per_stream = row(cached.ne[0] * self.cache.size)
+        return self.g.view_4d(
+            cached, d, self.cache.config.n_head_kv[il], self.n_kv, n_stream,
+            row(d), row(cached.ne[0]), per_stream, per_stream * s0,
+        )  # fmt: skip
+
+    def set(self, ubatch: MicroBatch, placement: Placement) -> None:
+        """Write the inputs for a micro-batch of the shape this graph was built for."""
+        cache = self.cache
+        bases = [stream * cache.size for stream in placement.streams]
+        idxs = np.concatenate([cells + base for cells, base in zip(placement.cells, bases, strict=True)])
+        self.k_idxs.set(idxs)
+        if cache.transposed_v:
+            steps = np.arange(cache.v_width) * cache.size
+            parts = [cells[:, None] + (steps + base * cache.v_width)
+                     for cells, base in zip(placement.cells, bases, strict=True)]  # fmt: skip
+            self.v_idxs.set(np.concatenate(parts).reshape(-1))
+        else:
+            self.v_idxs.set(idxs)
+        self.mask.set(self._mask(ubatch, placement))
+        if self.k_rot is not None:
+            self.k_rot.set(cache.k_rot)
+        if self.v_rot is not None:
+            self.v_rot.set(cache.v_rot)
+
+    def _mask(self, ubatch: MicroBatch, placement: Placement) -> npt.NDArray[np.generic]:
+        cache, n_kv = self.cache, self.n_kv
+        seen = np.empty((len(ubatch.tokens), n_kv), np.bool_)
+        for seq_id in ubatch.seq_ids:
+            stream, row = cache.stream_row(seq_id)
+            mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
+            seen[mine] = cache.cells[stream].visible(row, ubatch.positions[mine], n_kv, cache.n_swa)
+        shape = (len(placement.streams), 1, -1, n_kv)
+        if cache.options.flash_attn:
+            return ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16).reshape(shape)
+        return np.where(seen, np.float32(0), np.float32(-np.inf)).reshape(shape)
+
+
+class Memory:
+    """All caches of a session: one, or one for the layers that see everything and one for those with a window."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: CacheOptions,
+        *,
+        size: int,
+        n_ubatch: int,
+        swa_full: bool,
+        device_of: Callable[[int], Device],
+    ) -> None:
+        full = [il for il in range(config.n_layer) if not config.is_swa[il]]
+        windowed = [il for il in range(config.n_layer) if config.is_swa[il]]
+        self.caches: list[KVCache] = []
+        self.cache_of_layer: dict[int, int] = {}
+        size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch
+        size_swa = size if swa_full else -(-min(size, size_swa) // N_KV_PAD) * N_KV_PAD
+        for layers, n, n_swa in ((full, size, 0), (windowed, size_swa, config.n_swa)):
+            if layers:
+                self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
+                self.caches.append(KVCache(config, layers, options, size=n, n_swa=n_swa, device_of=device_of))
+
+    def close(self) -> None:
+        """Free all caches."""
+        for cache in self.caches:
+            cache.close()
+
+    def n_past(self, seq_id: int) -> int:
+        """Return how many positions a sequence has."""
+        cache = self.caches[0]
+        stream, row = cache.stream_row(seq_id)
+        return cache.cells[stream].max_pos(row) + 1
+
+    def place(self, ubatch: MicroBatch) -> list[Placement] | None:
+        """Place a micro-batch in every cache, or in none (None) where one of them has no room."""
+        found = [cache.find(ubatch) for cache in self.caches]
+        placements = [placement for placement in found if placement is not None]
+        if len(placements) < len(found):
+            return None
+        for cache, placement in zip(self.caches, placements, strict=True):
+            cache.take(ubatch, placement)
+        return placements
+
+    def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
+        """Try whether micro-batches can be placed one after another; changes nothing."""
+        before = [[cells.copy() for cells in cache.cells] for cache in self.caches]
+        try:
+            return all(self.place(ubatch) is not None for ubatch in ubatches)
+        finally:
+            for cache, cells in zip(self.caches, before, strict=True):
+                cache.cells = cells
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep a sequence's first n positions. ContextLengthError where a window's cache no longer has what that needs."""
+        for cache in self.caches:
+            stream, row = cache.stream_row(seq_id)
+            cells = cache.cells[stream]
+            needed = max(0, n - cache.n_swa + 1) if cache.n_swa else 0
+            if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
+                raise ContextLengthError(
+                    f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from {needed} "
+                    f"on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
+                )
+        for cache in self.caches:
+            stream, row = cache.stream_row(seq_id)
+            cache.cells[stream].remove(row, n, 2**31 - 1)
+
+    def fork(self, src: int, dst: int) -> None:
+        """Make sequence dst a copy of src. In a unified cache the two share cells; otherwise the data is copied."""
+        for cache in self.caches:
+            (s0, r0), (s1, r1) = cache.stream_row(src), cache.stream_row(dst)
+            if s0 != s1:
+                cache.copy_stream(s0, s1)
+            else:
+                cache.cells[s1].remove(r1, 0, 2**31 - 1)
+                cache.cells[s1].has[r1] = cache.cells[s0].has[r0]
+
+
+def _by_device(
+    layers: Sequence[int], k: dict[int, Tensor], v: dict[int, Tensor], device_of: Callable[[int], Device]
+) -> dict[Device, list[Tensor]]:
+    groups: dict[Device, list[Tensor]] = {}
+    for il in layers:
+        groups.setdefault(device_of(il), []).extend((k[il], v[il]))
+    return groups
+
+
+def _largest_rotation(n_embd_head: int) -> int:
+    """Return the largest 64·2^k that divides the head's width."""
+    n = 64
+    while n_embd_head % (2 * n) == 0:
+        n *= 2
+    return n
+
+
+def _hadamard(n: int) -> npt.NDArray[np.float32]:
+    """Build the orthonormal Walsh-Hadamard matrix of order n (a power of two)."""
+    h = np.array([[1.0 / float(np.sqrt(np.float32(n)))]], np.float32)
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return np.ascontiguousarray(h)

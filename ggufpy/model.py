@@ -1,0 +1,274 @@
+"""A model: a file, its weights, its architecture and its tokenizer. Immutable, and shared by all its sessions.
+
+This file joins the pieces and owns none of their work. Everything a user starts with is a method here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
+
+from ggufpy import arch, generate, hub
+from ggufpy.arch import Config
+from ggufpy.backend import Device, cpu_device, devices
+from ggufpy.errors import ClosedError, GGUFError
+from ggufpy.generate import Completion, CompletionChunk
+from ggufpy.gguf import GGUFFile
+from ggufpy.sampling import SamplingParams
+from ggufpy.session import Session, SessionOptions
+from ggufpy.tokenizer import Tokenizer
+from ggufpy.weights import Layout, Progress, Weights
+
+__all__ = ["Messages", "Model", "Prompt"]
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+Messages = Sequence[Mapping[str, Any]]
+"""Chat messages as in OpenAI's API: [{"role": "user", "content": "..."}]."""
+
+
+class Model:
+    """A GGUF model that is ready to run. Made by `Model.load` or `Model.from_pretrained`; a context manager."""
+
+    def __init__(self, file: GGUFFile, declaration: arch.Decoder, config: Config, weights: Weights, layout: Layout):
+        self._file = file
+        self._declaration = declaration
+        self._config = config
+        self._weights: Weights | None = weights
+        self._layout = layout
+        self._tokenizer_lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int | None = None,
+        devices: Sequence[Device] | None = None,
+        use_mmap: bool = True,
+        repack: bool = False,
+        progress: Progress | None = None,
+    ) -> Model:
+        """Open a GGUF file and bind its weights; on the CPU nothing of them is read until it is used.
+
+        n_gpu_layers  how many layers, the output counted as one, the GPUs get; None: all, where there is a GPU
+        devices       the GPUs to use; None: all that ggml finds
+        use_mmap      False reads the weights into memory of our own, which a change of the file cannot touch
+        repack        copy weights into the layouts ggml computes fastest with, as llama.cpp does by default;
+                      bits then differ a little from those of mapped weights
+        progress      called with (bytes done, bytes in all) while weights are copied
+
+        Raises OSError where the file cannot be opened, GGUFError where it is not a sound model (all faults in one
+        message), UnsupportedArchitectureError, and BackendError where a device or memory is missing.
+        """
+        file = GGUFFile(path)
+        try:
+            if "general.architecture" not in file.metadata:
+                raise GGUFError(f"{file.path}: general.architecture: the key is missing")
+            declaration = arch.find(file.metadata["general.architecture"])
+            config = declaration.config(file.metadata, path=str(file.path))
+            table = list(declaration.tensors(config, file.tensors))
+            arch.check_tensors(file, table)
+            layout = Layout.of(config.n_layer, cpu_device(), _gpus(devices, n_gpu_layers), n_gpu_layers)
+            weights = Weights.load(file, table, layout, use_mmap=use_mmap, repack=repack, progress=progress)
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, declaration, config, weights, layout)
+
+    @classmethod
+    def from_pretrained(cls, name: str, filename: str | None = None, **options: Any) -> Model:
+        """Load a named model ("smollm2-135m-instruct", "gemma-3-270m"), fetched once and kept in a cache.
+
+        `options` are those of `load`. Raises what `hub.fetch` and `load` raise.
+        """
+        if filename is not None:
+            raise ValueError(f"filename: named models are one file each, got {filename!r}")
+        return cls.load(hub.fetch(name, progress=options.get("progress")), **options)
+
+    # ---------------------------------------------------------------------------------------------------- properties
+
+    @property
+    def config(self) -> Config:
+        """The hyper-parameters."""
+        return self._config
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The file's metadata, as `GGUFFile.metadata`."""
+        return self._file.metadata
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that compute, the CPU last."""
+        return self._layout.devices
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read from the file on first use. TokenizerError where the vocabulary is unsound."""
+        with self._tokenizer_lock:
+            return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_metadata(self._file.metadata)
+
+    @property
+    def weights(self) -> Weights:
+        """The weights by name. ClosedError after `close`."""
+        if self._weights is None:
+            raise ClosedError("the model is closed")
+        return self._weights
+
+    # ------------------------------------------------------------------------------------------------------ sessions
+
+    def session(self, **options: Any) -> Session:
+        """Open a context with a memory of its own. Keywords, meanings and limits are those of `SessionOptions`."""
+        return Session(self._declaration, self._config, self.weights, self._layout, SessionOptions(**options))
+
+    # ---------------------------------------------------------------------------------------------------- generation
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        session: Session | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Any:
+        """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
+
+        A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
+        SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again.
+        """
+        prompts = [prompt] if _is_single(prompt) else list(cast(Sequence[Prompt], prompt))
+        params = _params(params, overrides)
+        ids = [self._encode(p) for p in prompts]
+        own = session or self.session()
+        try:
+            completions = []
+            for prompt_ids in ids:
+                if session is None:
+                    own.clear()
+                completions.append(generate.complete(own, self.tokenizer, prompt_ids, params, cancel=cancel))
+        finally:
+            if session is None:
+                own.close()
+        return completions[0] if _is_single(prompt) else completions
+
+    def stream_generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        session: Session | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Generator[CompletionChunk, None, None]:
+        """Continue a prompt and yield a chunk for each token; the last chunk holds the whole Completion.
+
+        Arguments are those of `generate`, and are checked at once.
+        """
+        return self._stream(self._encode(prompt), _params(params, overrides), session, cancel)
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Completion:
+        """Answer a conversation with the file's chat template, or with the one given.
+
+        Text in messages stays text: it cannot forge control tokens. TemplateError where there is no template, or
+        where it refuses the messages.
+        """
+        chunks = self.stream_chat(
+            messages, params, tools=tools, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
+            session=session, cancel=cancel, **overrides,
+        )  # fmt: skip
+        return next(chunk.completion for chunk in chunks if chunk.completion)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Generator[CompletionChunk, None, None]:
+        """Answer a conversation and yield a chunk for each token. Arguments are those of `chat`."""
+        ids = self.tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=chat_template, tokenize=True, **(chat_template_kwargs or {})
+        )
+        return self._stream(cast("list[int]", ids), _params(params, overrides), session, cancel)
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        return self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+
+    def _stream(
+        self, ids: Sequence[int], params: SamplingParams, session: Session | None, cancel: threading.Event | None
+    ) -> Generator[CompletionChunk, None, None]:
+        if session is not None:
+            return generate.stream(session, self.tokenizer, ids, params, cancel=cancel)
+        own = self.session()
+        try:
+            return _closing(own, generate.stream(own, self.tokenizer, ids, params, cancel=cancel))
+        except BaseException:
+            own.close()
+            raise
+
+    # ------------------------------------------------------------------------------------------------------ lifetime
+
+    def close(self) -> None:
+        """Let go of the weights and the file. Sessions that are open keep what they need. A second call does nothing."""
+        self._weights = None
+        self._file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._weights is None else f"{len(self._weights)} tensors"
+        return f"<Model {self._config.architecture} {self._file.path.name!r}: {state}>"
+
+
+def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Device]:
+    """List the GPUs to use: none where no layer is to go there."""
+    if n_gpu_layers == 0:
+        return []
+    return [device for device in (devices() if chosen is None else chosen) if device.type == "gpu"]
+
+
+def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Tell one prompt (text or ids) from a list of them."""
+    return isinstance(prompt, str) or not len(prompt) or not isinstance(prompt[0], (str, Sequence))
+
+
+def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
+    return dataclasses.replace(params or SamplingParams(), **overrides)
+
+
+def _closing(
+    session: Session, chunks: Generator[CompletionChunk, None, None]
+) -> Generator[CompletionChunk, None, None]:
+    """Close a stream's own session when the stream ends or is dropped."""
+    with session:
+        yield from chunks

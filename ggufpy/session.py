@@ -1,0 +1,446 @@
+"""A session: one context over a model, with its own memory, its own graphs and a lock.
+
+This file owns how tokens become micro-batches, which graph runs them, and how logits come back. It knows token ids
+only; text is generate.py's, cells are memory.py's, the model's layers are arch's. Arrays are in NumPy order.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufpy.arch import Config, Decoder
+from ggufpy.arch.decoder import Builder, Rope
+from ggufpy.backend import Backend, Scheduler, physical_cores
+from ggufpy.errors import ClosedError, ContextLengthError
+from ggufpy.gguf import GGMLType
+from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.memory import CacheOptions, IntArray, KVInputs, Memory, MicroBatch, Placement
+from ggufpy.weights import Layout, Weights
+
+__all__ = ["Session", "SessionOptions", "Wanted"]
+
+Wanted = Literal["last", "all"] | Sequence[int]
+"""Which tokens' logits are wanted: of the last one, of all, or of those with these indices."""
+
+FloatArray = npt.NDArray[np.float32]
+
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+MAX_SEQUENCES = 256
+MAX_THREADS = 512
+N_CTX_PAD = 256
+NODES_PER_TENSOR = 8
+MIN_NODES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """What a context is made of. Meanings and limits are llama.cpp's (llama_context_params)."""
+
+    n_ctx: int | None = None
+    n_seq_max: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    kv_unified: bool = False
+    swa_full: bool = True
+
+    def __post_init__(self) -> None:
+        for name, high in (("n_seq_max", MAX_SEQUENCES), ("n_batch", 2**31 - 1), ("n_ubatch", 2**31 - 1)):
+            _check_int(name, getattr(self, name), high)
+        for name, high in (("n_ctx", 2**31 - N_CTX_PAD), ("n_threads", MAX_THREADS), ("n_threads_batch", MAX_THREADS)):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), high)
+        for name in ("flash_attn", "kv_unified", "swa_full"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                raise ValueError(f"{name}: expected one of {', '.join(CACHE_TYPES)}, got {getattr(self, name)!r}")
+        if not self.flash_attn and GGMLType[self.type_v.upper()].is_quantized:
+            raise ValueError(f"type_v={self.type_v!r} needs flash_attn=True: without it V is stored transposed")
+
+
+def _check_int(name: str, value: object, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
+        raise ValueError(f"{name}: expected an integer from 1 to {high}, got {value!r}")
+
+
+@dataclass(slots=True)
+class _Run:
+    """A built graph and the inputs to write before each computation."""
+
+    key: tuple[object, ...]
+    context: Context
+    graph: Graph
+    tokens: Tensor
+    positions: Tensor
+    out_ids: Tensor | None
+    caches: list[KVInputs]
+    logits: Tensor | None
+
+
+class Session:
+    """Decodes token ids with a model. Made by `Model.session`; safe to share between threads, which then queue.
+
+    Several sequences (`seq_id` 0 to n_seq_max - 1) live side by side. Bits are llama.cpp's for the same micro-batches.
+    """
+
+    def __init__(self, arch: Decoder, config: Config, weights: Weights, layout: Layout, options: SessionOptions) -> None:
+        self._arch, self._config, self._weights = arch, config, weights
+        self.options = options
+        self._lock = threading.Lock()
+        n_ctx = options.n_ctx or config.n_ctx_train
+        self.n_batch = min(options.n_batch, n_ctx)
+        self.n_ubatch = min(options.n_ubatch, self.n_batch)
+        self.n_ctx_seq = _pad(n_ctx if options.kv_unified else _pad(n_ctx) // options.n_seq_max)
+        self.n_ctx = self.n_ctx_seq if options.kv_unified else self.n_ctx_seq * options.n_seq_max
+        if self.n_ctx_seq > _pad(config.n_ctx_train):
+            warnings.warn(
+                f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
+                stacklevel=3,
+            )
+        cores = physical_cores()
+        self.n_threads = options.n_threads or cores
+        self.n_threads_batch = options.n_threads_batch or options.n_threads or cores
+        self._rope = Rope.of(config)
+        cache_options = CacheOptions(
+            options.n_seq_max,
+            options.kv_unified or options.n_seq_max == 1,
+            GGMLType[options.type_k.upper()],
+            GGMLType[options.type_v.upper()],
+            options.flash_attn,
+        )
+        self._memory = Memory(
+            config,
+            cache_options,
+            size=self.n_ctx_seq,
+            n_ubatch=self.n_ubatch,
+            swa_full=options.swa_full,
+            device_of=lambda il: layout.layers[il],
+        )
+        self._backends = [Backend(device) for device in layout.devices]
+        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights))
+        self._scheduler = Scheduler(self._backends, self._n_nodes)
+        self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
+        self._run: _Run | None = None
+        self._closed = False
+
+    # ---------------------------------------------------------------------------------------------------- decoding
+
+    def decode(self, token_ids: Sequence[int] | IntArray, *, seq_id: int = 0, logits: Wanted = "last") -> FloatArray:
+        """Append tokens to a sequence and return the logits of the wanted ones, float32 [n_outputs, n_vocab].
+
+        The array is the caller's. `logits` may be "last", "all", or indices into `token_ids`. Raises
+        ContextLengthError, with nothing changed, where the tokens do not fit; ValueError for ids outside the vocabulary.
+        """
+        return self.decode_batch([(seq_id, token_ids, logits)])[0]
+
+    def decode_batch(self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]]) -> list[FloatArray]:
+        """Append tokens to several sequences at once; returns each one's logits as `decode` does, in the batch's order.
+
+        Micro-batches are cut as llama.cpp cuts them. A failure in the middle (BackendError) leaves those already
+        computed in place; `n_past` says how far each sequence is.
+        """
+        with self._lock:
+            self._check_open()
+            parts = [self._part(*item) for item in batch]
+            seq_ids = [part.seq_id for part in parts]
+            if len(set(seq_ids)) < len(seq_ids):
+                raise ValueError(f"each sequence may appear once in a batch, got seq_ids {seq_ids}")
+            plan = list(self._split(parts))
+            if len(plan) > 1 and not self._memory.fits([self._micro_batch(parts, pieces) for pieces in plan]):
+                raise self._no_room(parts)
+            results = [np.empty((len(part.wanted), self._config.n_vocab), np.float32) for part in parts]
+            filled = [0] * len(parts)
+            for pieces in plan:
+                ubatch = self._micro_batch(parts, pieces)
+                placements = self._memory.place(ubatch)
+                if placements is None:
+                    raise self._no_room(parts)
+                rows, start = self._compute(ubatch, placements), 0
+                for piece in pieces:
+                    part = parts[piece.part]
+                    self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
+                    n = len(part.wanted_in(piece))
+                    done = filled[piece.part]
+                    results[piece.part][done : done + n] = rows[start : start + n]
+                    filled[piece.part], start = done + n, start + n
+            return [result if part.order is None else result[part.order] for part, result in zip(parts, results, strict=True)]
+
+    def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> _Part:
+        self._check_seq(seq_id)
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise ValueError(f"token_ids: expected a non-empty sequence of integers, got {token_ids!r:.60}")
+        n_vocab = self._config.n_vocab
+        if ids.min() < 0 or ids.max() >= n_vocab:
+            i = int(np.flatnonzero((ids < 0) | (ids >= n_vocab))[0])
+            raise ValueError(f"token_ids[{i}]: expected an id from 0 to {n_vocab - 1}, got {ids[i]}")
+        n_past = self._memory.n_past(seq_id)
+        if n_past + len(ids) > self.n_ctx_seq:
+            raise ContextLengthError(
+                f"sequence {seq_id} has {n_past} tokens; {len(ids)} more do not fit its context of {self.n_ctx_seq}"
+            )
+        return _Part(seq_id, ids.astype(np.int32), n_past, *_wanted(wanted, len(ids)))
+
+    def _no_room(self, parts: list[_Part]) -> ContextLengthError:
+        n = sum(len(part.ids) for part in parts)
+        return ContextLengthError(f"no room for {n} more tokens in the cache of {self.n_ctx} cells")
+
+    def _split(self, parts: list[_Part]) -> Iterator[list[_Piece]]:
+        """Cut a batch into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
+        for pieces in _cut([_Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)], self.n_batch):
+            if self._n_stream == 1:
+                yield from _cut(pieces, self.n_ubatch)
+            else:
+                yield from _cut_evenly(pieces, [part.seq_id for part in parts], self.n_ubatch)
+
+    def _micro_batch(self, parts: list[_Part], pieces: list[_Piece]) -> MicroBatch:
+        tokens, positions, seqs, outs, start = [], [], [], [], 0
+        for piece in pieces:
+            part, n = parts[piece.part], piece.stop - piece.start
+            tokens.append(part.ids[piece.start : piece.stop])
+            first = part.n_past + piece.start
+            positions.append(np.arange(first, first + n, dtype=np.int32))
+            seqs.append(np.full(n, part.seq_id, np.int32))
+            outs.append(part.wanted_in(piece) - piece.start + start)
+            start += n
+        seq_ids = [parts[piece.part].seq_id for piece in pieces]
+        join = np.concatenate if len(pieces) > 1 else lambda arrays: arrays[0]
+        return MicroBatch(join(tokens), join(positions), seq_ids, join(seqs), join(outs).astype(np.int32))
+
+    # ----------------------------------------------------------------------------------------------- one computation
+
+    def _compute(self, ubatch: MicroBatch, placements: list[Placement]) -> FloatArray:
+        """Run one micro-batch that has its cells; returns its logits in place, valid until the next computation."""
+        n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
+        key = (n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
+        try:
+            run = self._run
+            if run is None or run.key != key:
+                run = self._build(key, n_tokens, n_outputs, placements)
+            run.tokens.set(ubatch.tokens)
+            run.positions.set(ubatch.positions)
+            if run.out_ids is not None:
+                run.out_ids.set(ubatch.out_ids)
+            for cache, placement in zip(run.caches, placements, strict=True):
+                cache.set(ubatch, placement)
+            self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
+            self._scheduler.compute(run.graph)
+        except BaseException:
+            self._run = None
+            for seq_id in ubatch.seq_ids:
+                self._memory.trim(seq_id, int(ubatch.positions[ubatch.seq_of_token == seq_id][0]))
+            raise
+        if run.logits is None:
+            return np.empty((0, self._config.n_vocab), np.float32)
+        return run.logits.view()
+
+    def _build(
+        self, key: tuple[object, ...], n_tokens: int, n_outputs: int, placements: list[Placement]
+    ) -> _Run:
+        """Assemble the graph for a shape and give its tensors memory."""
+        self._run = None
+        self._scheduler.reset()
+        g = Context(2 * self._n_nodes, self._n_nodes)
+        graph = g.new_graph(self._n_nodes)
+        tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
+        positions = g.input(GGMLType.I32, n_tokens, name="inp_pos")
+        out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
+        caches = [
+            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.n_swa else "")
+            for cache, placement in zip(self._memory.caches, placements, strict=True)
+        ]
+        builder = Builder(
+            g=g,
+            graph=graph,
+            config=self._config,
+            weights=self._weights,
+            rope=self._rope,
+            flash_attn=self.options.flash_attn,
+            use_long_factors=self.n_ctx_seq > self._rope.n_ctx_orig,
+            tokens=tokens,
+            positions=positions,
+            out_ids=out_ids,
+            attention=lambda il: caches[self._memory.cache_of_layer[il]],
+        )
+        logits = self._arch.build(builder)
+        self._scheduler.alloc(graph)
+        self._run = _Run(key, g, graph, tokens, positions, out_ids, caches, logits)
+        return self._run
+
+    # ------------------------------------------------------------------------------------------------------- memory
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return how many tokens a sequence has."""
+        with self._lock:
+            self._check_open()
+            self._check_seq(seq_id)
+            return self._memory.n_past(seq_id)
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return the token ids that a sequence holds, in order."""
+        with self._lock:
+            self._check_open()
+            self._check_seq(seq_id)
+            return self._tokens[seq_id].copy()
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep the first n tokens of a sequence. ContextLengthError where a window's cache has lost what they need."""
+        with self._lock:
+            self._check_open()
+            self._check_seq(seq_id)
+            if not isinstance(n, int) or n < 0:
+                raise ValueError(f"n: expected an integer of at least 0, got {n!r}")
+            self._memory.trim(seq_id, n)
+            del self._tokens[seq_id][n:]
+
+    def fork(self, src: int, dst: int) -> None:
+        """Make sequence dst a copy of sequence src; what dst had is dropped."""
+        with self._lock:
+            self._check_open()
+            self._check_seq(src)
+            self._check_seq(dst)
+            if src != dst:
+                self._memory.fork(src, dst)
+                self._tokens[dst] = self._tokens[src].copy()
+
+    def clear(self, seq_id: int | None = None) -> None:
+        """Forget a sequence, or all of them."""
+        with self._lock:
+            self._check_open()
+            if seq_id is not None:
+                self._check_seq(seq_id)
+            for s in range(self.options.n_seq_max) if seq_id is None else (seq_id,):
+                self._memory.trim(s, 0)
+                self._tokens[s].clear()
+
+    # ----------------------------------------------------------------------------------------------------- lifetime
+
+    @property
+    def n_vocab(self) -> int:
+        """The number of logits in a row."""
+        return self._config.n_vocab
+
+    @property
+    def memory_nbytes(self) -> int:
+        """The size of the KV cache in bytes, touched or not."""
+        return sum(cache.nbytes for cache in self._memory.caches)
+
+    def close(self) -> None:
+        """Free the memory and the graphs. A second call does nothing; any other use raises ClosedError."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._run = None
+                self._scheduler.close()
+                for backend in self._backends:
+                    backend.close()
+                self._memory.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.options.n_seq_max} x {self.n_ctx_seq} tokens"
+        return f"<Session {self._config.architecture}: {state}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the session is closed")
+
+    def _check_seq(self, seq_id: int) -> None:
+        if not isinstance(seq_id, int) or isinstance(seq_id, bool) or not 0 <= seq_id < self.options.n_seq_max:
+            raise ValueError(f"seq_id: expected 0 to {self.options.n_seq_max - 1} (n_seq_max - 1), got {seq_id!r}")
+
+    @property
+    def _n_stream(self) -> int:
+        return self._memory.caches[0].n_stream
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a batch asks of one sequence."""
+
+    seq_id: int
+    ids: IntArray
+    n_past: int
+    wanted: npt.NDArray[np.int64]  # indices into ids, ascending
+    order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
+
+    def wanted_in(self, piece: _Piece) -> npt.NDArray[np.int64]:
+        if piece.start == 0 and piece.stop == len(self.ids):
+            return self.wanted
+        return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of one part's tokens: ids[start:stop]."""
+
+    part: int
+    start: int
+    stop: int
+
+
+def _wanted(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    if isinstance(wanted, str):
+        if wanted not in ("last", "all"):
+            raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
+        return np.arange(n - 1 if wanted == "last" else 0, n), None
+    indices = np.asarray(wanted, np.int64).reshape(-1)
+    ordered, order = np.unique(indices, return_inverse=True)
+    if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
+        raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
+    return ordered, order
+
+
+def _cut(pieces: list[_Piece], limit: int) -> Iterator[list[_Piece]]:
+    """Cut tokens into runs of at most `limit` (llama_batch_allocr::split_simple)."""
+    run: list[_Piece] = []
+    room = limit
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            n = min(room, piece.stop - start)
+            run.append(_Piece(piece.part, start, start + n))
+            start, room = start + n, room - n
+            if not room:
+                yield run
+                run, room = [], limit
+    if run:
+        yield run
+
+
+def _cut_evenly(pieces: list[_Piece], seq_ids: list[int], limit: int) -> Iterator[list[_Piece]]:
+    """Cut into equally many tokens of each of some neighbouring sequences (llama_batch_allocr::split_equal)."""
+    left = list(pieces)
+    while left:
+        chosen: list[_Piece] = []
+        for piece in left:
+            if not chosen or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
+                chosen.append(piece)
+                if len(chosen) > limit:
+                    break
+        n = min(max(1, limit // len(chosen)), *(piece.stop - piece.start for piece in chosen))
+        yield [_Piece(piece.part, piece.start, piece.start + n) for piece in chosen]
+        rest = {piece.part: _Piece(piece.part, piece.start + n, piece.stop) for piece in chosen}
+        left = [piece for old in left if (piece := rest.get(old.part, old)).start < piece.stop]
+
+
+def _pad(n: int) -> int:
+    return -(-n // N_CTX_PAD) * N_CTX_PAD
