@@ -78,7 +78,8 @@ def test_a_bad_value_is_an_error_that_names_the_parameter(name: str, value: obje
     """Nothing out of range, of the wrong type or NaN gets through, and the message says which parameter it was."""
     with pytest.raises(SamplingError, match=rf"^{name}\b") as caught:
         SamplingParams(**{name: value})
-    assert isinstance(caught.value, ValueError) and isinstance(caught.value, GgufpyError)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, GgufpyError)
 
 
 def test_an_unknown_name_is_refused_when_made_and_when_changed() -> None:
@@ -96,7 +97,8 @@ def test_values_are_stored_as_plain_types() -> None:
     )  # fmt: skip
     assert (0.5, 3, ("x",), (7,), 0, 0) == (p.temperature, p.top_k, p.stop, p.stop_token_ids, p.seed, p.max_tokens)
     assert [float, int, int] == [type(p.temperature), type(p.top_k), type(p.stop_token_ids[0])]
-    assert p == dataclasses.replace(p) and hash(p) == hash(dataclasses.replace(p))
+    assert p == dataclasses.replace(p)
+    assert hash(p) == hash(dataclasses.replace(p))
     with pytest.raises(dataclasses.FrozenInstanceError):
         p.top_k = 5  # type: ignore[misc]
 
@@ -226,6 +228,11 @@ def test_log_probabilities_are_those_of_the_whole_row() -> None:
 
 
 # ------------------------------------------------------------------------------------------- greedy, broken rows
+
+
+def test_the_best_token_is_the_lowest_id_among_equals() -> None:
+    """Of equal logits the first counts; +inf beats all."""
+    assert (0, 1, 2) == (best_token(row(3, 3, 1)), best_token(row(1, 3, 3)), best_token(row(1, 3, np.inf)))
 
 
 @pytest.mark.parametrize("cold", [0, 0.0, -1.0, -1e30])

@@ -1,0 +1,453 @@
+"""From prompt ids to an answer, in three layers: logits → token ids → text → completion.
+
+`Sampler` (sampling.py) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
+`Generation` puts both together into the chunks of one completion and knows no session; `stream` feeds it with rows.
+Batching and speculation feed many `Generation`s from one context and need nothing else of this file changed.
+Knows no files, no models and no templates: prompts come as token ids, chat's too.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, Protocol
+
+from .errors import ContextLengthError, GgufpyError, SamplingError
+from .sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
+
+__all__ = [
+    "Completion",
+    "CompletionChunk",
+    "DecodeStream",
+    "FinishReason",
+    "Generation",
+    "SequenceDecoder",
+    "TextAssembler",
+    "TextDecoder",
+    "Timings",
+    "Usage",
+    "complete",
+    "complete_all",
+    "reusable_prefix",
+    "stream",
+]
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+# --------------------------------------------------------------------------------------- what is asked of others
+
+
+class DecodeStream(Protocol):
+    """Turn the tokens of one sequence into text, one by one."""
+
+    def push(self, token_id: int, /) -> str:
+        """Take a token and return the characters it completes."""
+
+    def flush(self) -> str:
+        """Return what is left of a character cut short."""
+
+
+class TextDecoder(Protocol):
+    """The part of a tokenizer that generation needs."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def eog_token_ids(self) -> frozenset[int]: ...
+    def decode_stream(self) -> DecodeStream: ...
+
+
+class SequenceDecoder(Protocol):
+    """The part of a session that generation needs."""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The tokens that one sequence has room for."""
+
+    def tokens(self, seq_id: int = 0) -> Sequence[int]:
+        """Return the token ids that the sequence holds, in order."""
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return how many tokens the sequence holds."""
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep the first n tokens of the sequence. ContextLengthError, with nothing changed, where that cannot be."""
+
+    def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> Floats:
+        """Append tokens to the sequence and return the logits after the last, float32 [1, n_vocab]."""
+
+
+# --------------------------------------------------------------------------------------------------- the results
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Measure one completion, in seconds and tokens a second. The time that a stream's reader takes is left out.
+
+    prompt_s    computing the prompt (less what was cached)     prompt_tokens_per_s    its speed
+    ttft_s      from the start to the first token chosen; None without one
+    decode_s    from the first token to the end                 decode_tokens_per_s    of the tokens after the first
+    """
+
+    prompt_s: float
+    ttft_s: float | None
+    decode_s: float
+    prompt_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Hold a finished answer.
+
+    text            up to, and without, the stop string or the token that ended it
+    token_ids       the tokens chosen, without an ending token, with those that hold a stop string
+    finish_reason   "stop" (a stop string or an ending token), "length" (max_tokens or the context's end), "cancelled"
+    stop_reason     the stop string, or the id of the ending token; None unless finish_reason is "stop"
+    seed            the seed used: the same prompt and parameters with it give the same tokens
+    logprobs        one entry for each of token_ids, when asked for
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    seed: int
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChunk:
+    """Hold the next piece of an answer. Over all chunks, text, token_ids and logprobs add up to the completion's.
+
+    A token whose text cannot be shown yet (half a character, the start of a stop string) comes with an empty text.
+    The last chunk, and no other, has a finish_reason and the whole `completion`.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    completion: Completion | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended, in the last chunk."""
+        return self.completion.finish_reason if self.completion else None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What ended the answer, in the last chunk."""
+        return self.completion.stop_reason if self.completion else None
+
+
+# ------------------------------------------------------------------------------------------------ tokens → text
+
+
+class TextAssembler:
+    """Turn token ids into text that may be shown: whole characters, and nothing that a stop string may still take.
+
+    A stop string ends the text as soon as its last character is there, as if text came character by character: how
+    tokens cut the text makes no difference. Of two that end together the longer wins.
+    """
+
+    __slots__ = ("_decoder", "_held", "_longest", "_stops", "matched")
+
+    def __init__(self, decoder: DecodeStream, stops: Iterable[str] = ()) -> None:
+        """Start an empty text."""
+        self._decoder = decoder
+        self._stops = tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, token_id: int) -> str:
+        """Take a token and return the text that is safe to show. `matched` is then the stop string found, if any."""
+        return self._release(self._decoder.push(token_id))
+
+    def flush(self) -> str:
+        """End the text and return what was held back."""
+        return self._release(self._decoder.flush()) + self._held
+
+    def _release(self, piece: str) -> str:
+        if not self._stops or not piece:
+            return piece
+        text = self._held + piece
+        if found := [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
+            _, keep, self.matched = min(found)
+            self._held = ""
+        else:
+            keep = self._safe_length(text)
+            self._held = text[keep:]
+        return text[:keep]
+
+    def _safe_length(self, text: str) -> int:
+        """Return where the longest ending of the text begins that could be the start of a stop string."""
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            tail = text[at:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return at
+        return len(text)
+
+
+# ------------------------------------------------------------------------------------------ rows → one completion
+
+
+class Generation:
+    """Carry one sequence from its prompt to its completion, a row of logits at a time."""
+
+    def __init__(
+        self, tokenizer: TextDecoder, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, n_ctx: int
+    ) -> None:
+        """Check the request; nothing is computed yet.
+
+        `n_ctx`: the tokens that the sequence has room for, the prompt's included. Raises ContextLengthError for a
+        longer prompt, SamplingError for an empty one or a stop token outside the vocabulary.
+        """
+        params = params or SamplingParams()
+        self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
+        self.n_prompt = len(self.history)
+        self.n_cached = 0
+        self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
+        self._ends = _ending_tokens(tokenizer, params)
+        self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
+        self._assembler = TextAssembler(tokenizer.decode_stream(), params.stop)
+        self._n_vocab = tokenizer.n_vocab
+        self._n_top = params.logprobs
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._clock = _Clock()
+
+    @property
+    def full(self) -> bool:
+        """Say whether no further token may be chosen."""
+        return len(self.history) >= self._limit
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._clock.started = perf_counter()
+
+    def prompt_done(self, n_cached: int) -> None:
+        """Note that the prompt is computed, all but the `n_cached` tokens that were there already."""
+        self.n_cached = n_cached
+        self._clock.prompt_done = perf_counter()
+
+    def paused(self, seconds: float) -> None:
+        """Leave out time that somebody else spent."""
+        self._clock.elsewhere += seconds
+
+    def advance(self, row: Floats) -> CompletionChunk:
+        """Choose the next token from the logits after the last one, float32 [n_vocab or more]."""
+        token = self._sampler.sample(row, self.history)
+        if self._clock.first_token is None:
+            self._clock.first_token = perf_counter()
+        if token in self._ends:
+            return self.finish("stop", token)
+        self.history.append(token)
+        logprobs = None
+        if self._n_top is not None:
+            logprobs = [token_logprob(row[: self._n_vocab], token, self._n_top)]
+            self._logprobs += logprobs
+        text = self._assembler.push(token)
+        if self._assembler.matched is not None:
+            return self.finish("stop", self._assembler.matched, text, [token], logprobs)
+        if self.full:
+            return self.finish("length", None, text, [token], logprobs)
+        self._text.append(text)
+        return CompletionChunk(text, [token], logprobs)
+
+    def finish(
+        self,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+        text: str = "",
+        token_ids: Sequence[int] = (),
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> CompletionChunk:
+        """Return the last chunk: the piece given, what was held back, and the whole completion."""
+        if self._assembler.matched is None:
+            text += self._assembler.flush()
+            if self._assembler.matched is not None:
+                reason, stop_reason = "stop", self._assembler.matched
+        self._text.append(text)
+        completion = Completion(
+            text="".join(self._text),
+            token_ids=self.history[self.n_prompt :],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            seed=self._sampler.seed,
+            logprobs=None if self._n_top is None else self._logprobs,
+            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached),
+            timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
+        )
+        return CompletionChunk(text, list(token_ids), logprobs, completion)
+
+
+def _limit(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
+    """Return how many tokens the sequence may have in the end."""
+    if not n_prompt:
+        raise SamplingError("the prompt has no tokens, so there are no logits to choose from")
+    if n_prompt > n_ctx:
+        raise ContextLengthError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}")
+    return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens)
+
+
+def _ending_tokens(tokenizer: TextDecoder, params: SamplingParams) -> frozenset[int]:
+    for i, token in enumerate(params.stop_token_ids):
+        if token >= tokenizer.n_vocab:
+            raise SamplingError(f"stop_token_ids[{i}]: {token} is not below the vocabulary's size, {tokenizer.n_vocab}")
+    return tokenizer.eog_token_ids | frozenset(params.stop_token_ids)
+
+
+class _Clock:
+    """Times of one generation, as perf_counter gives them."""
+
+    __slots__ = ("elsewhere", "first_token", "prompt_done", "started")
+
+    def __init__(self) -> None:
+        self.started = self.prompt_done = perf_counter()
+        self.first_token: float | None = None
+        self.elsewhere = 0.0
+
+    def timings(self, n_computed: int, n_chosen: int) -> Timings:
+        """Return the times up to now."""
+        prompt_s = max(0.0, self.prompt_done - self.started)
+        first = self.first_token
+        decode_s = 0.0 if first is None else perf_counter() - first - self.elsewhere
+        return Timings(
+            prompt_s=prompt_s,
+            ttft_s=None if first is None else first - self.started,
+            decode_s=decode_s,
+            prompt_tokens_per_s=n_computed / prompt_s if prompt_s else 0.0,
+            decode_tokens_per_s=(n_chosen - 1) / decode_s if n_chosen > 1 and decode_s else 0.0,
+        )
+
+
+# ----------------------------------------------------------------------------------------------- on one session
+
+
+def stream(
+    session: SequenceDecoder,
+    tokenizer: TextDecoder,
+    prompt_ids: Sequence[int],
+    params: SamplingParams | None = None,
+    *,
+    seq_id: int = 0,
+    cancel: threading.Event | None = None,
+) -> Generator[CompletionChunk, None, None]:
+    """Generate on one sequence of a session, a chunk for each token.
+
+    The request is checked at once; computing begins with the first chunk. What the sequence holds already is reused
+    as far as the prompt begins with it. Closing or dropping the generator leaves the session usable. Setting `cancel`,
+    from any thread, ends the answer before the next token. One thread at a time may advance it: a second gets
+    Python's ValueError. Raises as `Generation` does, and GgufpyError when the sequence is changed by somebody else.
+    """
+    return _run(session, Generation(tokenizer, prompt_ids, params, n_ctx=session.n_ctx_seq), seq_id, cancel)
+
+
+def complete(
+    session: SequenceDecoder,
+    tokenizer: TextDecoder,
+    prompt_ids: Sequence[int],
+    params: SamplingParams | None = None,
+    *,
+    seq_id: int = 0,
+    cancel: threading.Event | None = None,
+) -> Completion:
+    """Generate a whole answer: the completion in the last chunk of `stream`, with its arguments and errors."""
+    return _completion(stream(session, tokenizer, prompt_ids, params, seq_id=seq_id, cancel=cancel))
+
+
+def complete_all(
+    session: SequenceDecoder,
+    tokenizer: TextDecoder,
+    prompts: Iterable[Sequence[int]],
+    params: SamplingParams | None = None,
+    *,
+    seq_id: int = 0,
+    cancel: threading.Event | None = None,
+) -> list[Completion]:
+    """Generate an answer to each prompt, in order. All are checked before the first is computed."""
+    streams = [stream(session, tokenizer, ids, params, seq_id=seq_id, cancel=cancel) for ids in prompts]
+    return [_completion(chunks) for chunks in streams]  # one after another; batching replaces this line
+
+
+def reusable_prefix(held: Sequence[int], prompt_ids: Sequence[int]) -> int:
+    """Return how many tokens at the prompt's start are held already; the last one is always computed again."""
+    n = min(len(held), len(prompt_ids) - 1)
+    if list(held[:n]) == list(prompt_ids[:n]):
+        return n
+    return next(i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b)
+
+
+def _run(
+    session: SequenceDecoder, generation: Generation, seq_id: int, cancel: threading.Event | None
+) -> Generator[CompletionChunk, None, None]:
+    """Feed the generation with the session's rows until it ends."""
+    if cancel is not None and cancel.is_set():
+        yield generation.finish("cancelled")
+        return
+    generation.start()
+    prompt = generation.history[:]
+    n_cached = _keep_prefix(session, prompt, seq_id)
+    row = _decode(session, prompt[n_cached:], seq_id, len(prompt))
+    generation.prompt_done(n_cached)
+    if generation.full:
+        yield generation.finish("length")
+        return
+    while (chunk := generation.advance(row)).completion is None:
+        handed_over = perf_counter()
+        yield chunk
+        generation.paused(perf_counter() - handed_over)
+        if cancel is not None and cancel.is_set():
+            yield generation.finish("cancelled")
+            return
+        row = _decode(session, chunk.token_ids, seq_id, len(generation.history))
+    yield chunk
+
+
+def _keep_prefix(session: SequenceDecoder, prompt: Sequence[int], seq_id: int) -> int:
+    """Cut the sequence down to what the prompt begins with and return that length."""
+    n = reusable_prefix(session.tokens(seq_id), prompt)
+    try:
+        session.trim(seq_id, n)
+    except ContextLengthError:  # a windowed cache has dropped what a continuation there would look at
+        n = 0
+        session.trim(seq_id, n)
+    return n
+
+
+def _decode(session: SequenceDecoder, token_ids: Sequence[int], seq_id: int, n_expected: int) -> Floats:
+    """Append tokens and return the logits after them, sure that nobody else wrote to the sequence meanwhile."""
+    row: Floats = session.decode(token_ids, seq_id=seq_id)[-1]
+    if (n_past := session.n_past(seq_id)) != n_expected:
+        raise GgufpyError(
+            f"sequence {seq_id} was changed while it was being generated: expected {n_expected} tokens, found {n_past}"
+        )
+    return row
+
+
+def _completion(chunks: Iterable[CompletionChunk]) -> Completion:
+    for chunk in chunks:
+        if chunk.completion is not None:
+            return chunk.completion
+    raise AssertionError("a stream ends with a completion")
