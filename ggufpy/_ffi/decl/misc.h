@@ -1,0 +1,40 @@
+/* ggml.h: version, time, log, half precision, type facts, quantization, thread pool parameters. */
+
+const char * ggml_version(void);
+const char * ggml_commit(void);
+void ggml_time_init(void);
+int64_t ggml_time_ms(void);
+int64_t ggml_time_us(void);
+const char * ggml_status_to_string(enum ggml_status status);
+ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
+void ggml_log_get(ggml_log_callback * log_callback, void ** user_data);
+void ggml_log_set(ggml_log_callback log_callback, void * user_data);
+float ggml_fp16_to_fp32(ggml_fp16_t);
+ggml_fp16_t ggml_fp32_to_fp16(float);
+void ggml_fp16_to_fp32_row(const ggml_fp16_t *, float *, int64_t);
+void ggml_fp32_to_fp16_row(const float *, ggml_fp16_t *, int64_t);
+ggml_bf16_t ggml_fp32_to_bf16(float);
+float ggml_bf16_to_fp32(ggml_bf16_t);
+void ggml_bf16_to_fp32_row(const ggml_bf16_t *, float *, int64_t);
+void ggml_fp32_to_bf16_row_ref(const float *, ggml_bf16_t *, int64_t);
+void ggml_fp32_to_bf16_row(const float *, ggml_bf16_t *, int64_t);
+int64_t ggml_blck_size(enum ggml_type type);
+size_t ggml_type_size(enum ggml_type type);
+size_t ggml_row_size(enum ggml_type type, int64_t ne);
+const char * ggml_type_name(enum ggml_type type);
+const char * ggml_op_name(enum ggml_op op);
+const char * ggml_op_symbol(enum ggml_op op);
+const char * ggml_unary_op_name(enum ggml_unary_op op);
+const char * ggml_glu_op_name(enum ggml_glu_op op);
+bool ggml_is_quantized(enum ggml_type type);
+enum ggml_type ggml_ftype_to_ggml_type(enum ggml_ftype ftype);
+const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type);
+void ggml_quantize_init(enum ggml_type type);
+void ggml_quantize_free(void);
+bool ggml_quantize_requires_imatrix(enum ggml_type type);
+size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows,
+    int64_t n_per_row, const float * imatrix);
+bool ggml_validate_row_data(enum ggml_type type, const void * data, size_t nbytes);
+struct ggml_threadpool_params ggml_threadpool_params_default(int n_threads);
+void ggml_threadpool_params_init(struct ggml_threadpool_params * p, int n_threads);
+bool ggml_threadpool_params_match(const struct ggml_threadpool_params * p0, const struct ggml_threadpool_params * p1);

@@ -1,0 +1,29 @@
+/* shim.c: what ggml has no plain function for. */
+
+/* Loading. */
+void * ggufpy_dlopen(const char * path);
+const char * ggufpy_dlerror(void);
+int ggufpy_backend_score(void * library);
+void ggufpy_cpuid(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]);
+uint64_t ggufpy_xcr0(void);
+const char * ggufpy_build_record(void);
+
+/* What a backend offers through its registry only. A bool says whether it does. */
+bool ggufpy_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+bool ggufpy_backend_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data);
+bool ggufpy_backend_set_use_ref(ggml_backend_t backend, bool use_ref);
+bool ggufpy_backend_set_threadpool(ggml_backend_t backend, ggml_threadpool_t pool);
+ggml_threadpool_t ggufpy_threadpool_new(ggml_backend_dev_t device, struct ggml_threadpool_params * params);
+bool ggufpy_threadpool_free(ggml_backend_dev_t device, ggml_threadpool_t pool);
+ggml_backend_buffer_type_t * ggufpy_dev_extra_bufts(ggml_backend_dev_t device);
+struct ggml_backend_feature * ggufpy_reg_features(ggml_backend_reg_t reg);
+bool ggufpy_dev_is_numa(ggml_backend_dev_t device);
+
+/* Graphs. */
+struct ggml_tensor * ggufpy_graph_first_unsupported(struct ggml_cgraph * graph, ggml_backend_t * backends, int n);
+
+/* Callbacks. */
+void ggufpy_log_discard(enum ggml_log_level level, const char * text, void * user_data);
+extern "Python" void ggufpy_log(enum ggml_log_level level, const char * text, void * user_data);
+extern "Python" bool ggufpy_abort(void * data);
+extern "Python" bool ggufpy_eval(struct ggml_tensor * tensor, bool ask, void * user_data);

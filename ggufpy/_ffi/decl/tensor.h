@@ -1,0 +1,63 @@
+/* ggml.h: contexts, tensors, and questions about tensors. */
+
+struct ggml_context * ggml_init(struct ggml_init_params params);
+void ggml_reset(struct ggml_context * ctx);
+void ggml_free(struct ggml_context * ctx);
+size_t ggml_used_mem(const struct ggml_context * ctx);
+bool ggml_get_no_alloc(struct ggml_context * ctx);
+void ggml_set_no_alloc(struct ggml_context * ctx, bool no_alloc);
+void * ggml_get_mem_buffer(const struct ggml_context * ctx);
+size_t ggml_get_mem_size(const struct ggml_context * ctx);
+size_t ggml_get_max_tensor_size(const struct ggml_context * ctx);
+struct ggml_tensor * ggml_new_tensor(struct ggml_context * ctx, enum ggml_type type, int n_dims, const int64_t * ne);
+struct ggml_tensor * ggml_new_tensor_1d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0);
+struct ggml_tensor * ggml_new_tensor_2d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1);
+struct ggml_tensor * ggml_new_tensor_3d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1,
+    int64_t ne2);
+struct ggml_tensor * ggml_new_tensor_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3);
+void * ggml_new_buffer(struct ggml_context * ctx, size_t nbytes);
+struct ggml_tensor * ggml_dup_tensor(struct ggml_context * ctx, const struct ggml_tensor * src);
+struct ggml_tensor * ggml_view_tensor(struct ggml_context * ctx, struct ggml_tensor * src);
+struct ggml_tensor * ggml_get_first_tensor(const struct ggml_context * ctx);
+struct ggml_tensor * ggml_get_next_tensor(const struct ggml_context * ctx, struct ggml_tensor * tensor);
+struct ggml_tensor * ggml_get_tensor(struct ggml_context * ctx, const char * name);
+void ggml_unravel_index(const struct ggml_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2,
+    int64_t * i3);
+enum ggml_unary_op ggml_get_unary_op(const struct ggml_tensor * tensor);
+enum ggml_glu_op ggml_get_glu_op(const struct ggml_tensor * tensor);
+void * ggml_get_data(const struct ggml_tensor * tensor);
+const char * ggml_get_name(const struct ggml_tensor * tensor);
+struct ggml_tensor * ggml_set_name(struct ggml_tensor * tensor, const char * name);
+void ggml_set_input(struct ggml_tensor * tensor);
+void ggml_set_output(struct ggml_tensor * tensor);
+void ggml_set_param(struct ggml_tensor * tensor);
+int64_t ggml_nelements(const struct ggml_tensor * tensor);
+int64_t ggml_nrows(const struct ggml_tensor * tensor);
+size_t ggml_nbytes(const struct ggml_tensor * tensor);
+size_t ggml_nbytes_pad(const struct ggml_tensor * tensor);
+const char * ggml_op_desc(const struct ggml_tensor * t);
+size_t ggml_element_size(const struct ggml_tensor * tensor);
+bool ggml_is_transposed(const struct ggml_tensor * tensor);
+bool ggml_is_permuted(const struct ggml_tensor * tensor);
+bool ggml_is_empty(const struct ggml_tensor * tensor);
+bool ggml_is_view(const struct ggml_tensor * tensor);
+bool ggml_is_scalar(const struct ggml_tensor * tensor);
+bool ggml_is_vector(const struct ggml_tensor * tensor);
+bool ggml_is_matrix(const struct ggml_tensor * tensor);
+bool ggml_is_3d(const struct ggml_tensor * tensor);
+int ggml_n_dims(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_0(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_1(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_2(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_to_1(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_to_2(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_to_3(const struct ggml_tensor * tensor);
+bool ggml_is_contiguously_allocated(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_channels(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous_rows(const struct ggml_tensor * tensor);
+bool ggml_are_same_shape(const struct ggml_tensor * t0, const struct ggml_tensor * t1);
+bool ggml_are_same_stride(const struct ggml_tensor * t0, const struct ggml_tensor * t1);
+bool ggml_can_repeat(const struct ggml_tensor * t0, const struct ggml_tensor * t1);
+size_t ggml_tensor_overhead(void);
