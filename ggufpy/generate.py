@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, Protocol
 
-from .errors import ContextLengthError, GgufpyError, SamplingError
-from .sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
+from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
+from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
 
 __all__ = [
     "Completion",
@@ -421,7 +421,11 @@ def _run(
         if cancel is not None and cancel.is_set():
             yield generation.finish("cancelled")
             return
-        row = _decode(session, chunk.token_ids, seq_id, len(generation.history))
+        try:
+            row = _decode(session, chunk.token_ids, seq_id, len(generation.history))
+        except ContextLengthError:  # other sequences have filled a cache shared with them
+            yield generation.finish("length")
+            return
     yield chunk
 
 

@@ -21,7 +21,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SamplingError
+from ggufpy.errors import SamplingError
 
 __all__ = [
     "Candidates",
@@ -134,7 +134,7 @@ def _integers(name: str, value: object, low: int, high: int) -> tuple[int, ...]:
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else () if value is None else value
+    items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Iterable) or isinstance(items, bytes):
         raise SamplingError(f"{name}: expected a string or a sequence of strings, got {value!r}")
     strings = tuple(items)

@@ -269,6 +269,21 @@ def test_the_end_of_the_context_is_a_length() -> None:
         assert session.n_past() <= 8
 
 
+def test_a_cache_that_others_filled_is_a_length_too() -> None:
+    """Where sequences share their room and none is left, the answer ends with the tokens it has."""
+    session = text_session("abcd")
+    decode = session.decode
+
+    def crowded(token_ids: Sequence[int], *, seq_id: int = 0) -> np.ndarray:
+        if len(session.calls) == 3:
+            raise ContextLengthError("no room for 1 more token")
+        return decode(token_ids, seq_id=seq_id)
+
+    session.decode = crowded  # type: ignore[method-assign]
+    answer = complete(session, Pieces(), [65], GREEDY)
+    assert ("abc", "length", None) == (answer.text, answer.finish_reason, answer.stop_reason)
+
+
 def test_bad_requests_are_refused_at_once() -> None:
     """A prompt too long, an empty one and an impossible stop token fail when asked for, before anything is computed."""
     session = Forced(lambda held: 97, n_ctx=8)

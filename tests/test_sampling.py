@@ -69,8 +69,9 @@ def test_defaults_are_llama_cpps() -> None:
         ("repeat_last_n", -2), ("repeat_last_n", 1.5),
         ("seed", -1), ("seed", 2**32), ("seed", True), ("seed", 1.0), ("seed", "7"),
         ("max_tokens", -1), ("max_tokens", 1.0), ("max_tokens", True), ("max_tokens", math.nan),
-        ("stop", ""), ("stop", ["a", ""]), ("stop", b"x"), ("stop", [b"x"]), ("stop", 3), ("stop", [None]),
+        ("stop", ""), ("stop", ["a", ""]), ("stop", b"x"), ("stop", [b"x"]), ("stop", 3), ("stop", [None]), ("stop", None),
         ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stop_token_ids", "12"), ("stop_token_ids", 5),
+        ("stop_token_ids", None),
         ("ignore_eos", 1), ("ignore_eos", None), ("logprobs", -1), ("logprobs", True),
     ],
 )  # fmt: skip
