@@ -1,0 +1,91 @@
+"""Live comparisons with llama.cpp: every situation of reference/cases.py must give the same bits on both sides.
+
+Runs where llama-cpp-python can be imported and was built as ggufpy's ggml was; the committed dumps stand in elsewhere
+(test_dumps.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference.cases import CASES, TINY, Case, Recorder, prompt, random_ids
+from reference.tiny import VARIANTS, write
+
+from ggufpy import Model
+from ggufpy.reference import replay
+
+pytest.importorskip("llama_cpp")
+from reference.llama import ReferenceModel
+
+REPACKED = [case for case in CASES["smollm2"] if case.name.startswith(("fa1-ubatch512-threads2", "interleaved-sep"))]
+REAL = [
+    pytest.param(name, case, repack, id=f"{name}-{'repacked' if repack else 'mapped'}-{case.name}")
+    for name, cases in CASES.items()
+    for case, repack in [*((case, False) for case in cases if not case.dump), *((case, True) for case in REPACKED)]
+]
+
+
+class Models:
+    """Keeps both sides' models open for as long as the tests of one file run, one of each kind."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self.paths = paths
+        self.open: dict[tuple[str, bool], tuple[ReferenceModel, Model]] = {}
+
+    def get(self, name: str, repack: bool) -> tuple[ReferenceModel, Model]:
+        if (name, repack) not in self.open:
+            path = self.paths[name]
+            self.open[name, repack] = ReferenceModel(path, repack=repack), Model.load(path, repack=repack)
+        return self.open[name, repack]
+
+    def close(self) -> None:
+        for theirs, ours in self.open.values():
+            theirs.close()
+            ours.close()
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_path: Path, gemma3_path: Path) -> Iterator[Models]:
+    models = Models({"smollm2": smollm2_path, "gemma3": gemma3_path})
+    yield models
+    models.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    folder = tmp_path_factory.mktemp("tiny")
+    models = Models({name: write(name, folder) for name in VARIANTS})
+    yield models
+    models.close()
+
+
+def check(case: Case, theirs: ReferenceModel, ours: Model, ids: list[int]) -> None:
+    """Record a case on llama.cpp, replay it on ggufpy, and hold the rows' bits against each other."""
+    options: dict[str, Any] = {"n_threads": 2, "n_ctx": 512, **case.options}
+    with theirs.session(**options) as session:
+        run = Recorder(session)
+        case.script(run, ids)
+    with ours.session(**options) as session:
+        for index, (found, expected) in enumerate(zip(replay(session, run.steps), run.rows, strict=True)):
+            differ = np.flatnonzero((found.view(np.uint32) != expected.view(np.uint32)).any(axis=1))
+            distance = np.abs(found - expected).max(initial=0)
+            assert not differ.size, f"output {index} of {len(run.rows)}, rows {differ[:8]}: up to {distance:g} apart"
+
+
+@pytest.mark.parametrize(("name", "case", "repack"), REAL)
+def test_real_models_give_the_same_bits(name: str, case: Case, repack: bool, real: Models) -> None:
+    """SmolLM2 and Gemma 3, mapped and repacked."""
+    theirs, ours = real.get(name, repack)
+    check(case, theirs, ours, prompt(theirs.tokenize, case.n_tokens))
+
+
+@pytest.mark.parametrize("case", [*TINY, *CASES["smollm2"][:12]], ids=lambda case: case.name)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tiny_models_give_the_same_bits(name: str, case: Case, tiny: Models) -> None:
+    """Every option of the architectures, in random models that take no time."""
+    theirs, ours = tiny.get(name, False)
+    check(case, theirs, ours, random_ids(case.n_tokens, theirs.n_vocab))
