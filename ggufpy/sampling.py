@@ -211,14 +211,14 @@ def top_k(c: Candidates, k: int) -> Candidates:
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """Keep the likeliest candidates until their probabilities reach p, at least one; p of 1 or more keeps all."""
-    if p >= 1:
+    if (enough := np.float32(p)) >= 1:
         return c
     shares = probabilities(c)
     n, size = (c.ids.size, c.ids.size) if c.ordered else (256, c.ids.size)
     while True:
         order = np.arange(size) if c.ordered else _largest(c.logits, n)
         # The running sum is float32 and sequential, as llama.cpp's: at a boundary its last bit decides.
-        kept = int(np.cumsum(shares[order]).searchsorted(np.float32(p))) + 1
+        kept = int(np.cumsum(shares[order]).searchsorted(enough)) + 1
         if kept <= order.size or n >= size:
             return c.take(order[:kept], ordered=True)
         n *= 8
@@ -226,10 +226,10 @@ def top_p(c: Candidates, p: float) -> Candidates:
 
 def min_p(c: Candidates, p: float) -> Candidates:
     """Keep candidates at least p times as probable as the likeliest, and always that one; p of 0 or less keeps all."""
-    if p <= 0:
+    if (share := np.float32(p)) <= 0:
         return c
     best = 0 if c.ordered else int(c.logits.argmax())
-    keep = c.logits >= c.logits[best] + np.log(np.float32(p))
+    keep = c.logits >= c.logits[best] + np.log(share)
     keep[best] = True
     return c.take(keep, ordered=c.ordered)
 
@@ -296,7 +296,8 @@ class TokenLogprob:
 def token_logprob(row: Floats, token_id: int, n_top: int = 0) -> TokenLogprob:
     """Return a token's log-probability under the softmax of the whole row, before any penalty, cut or temperature."""
     peak = row.max()
-    total = float(peak) + math.log(np.exp(row - peak).sum(dtype=np.float64))
+    with np.errstate(invalid="ignore"):  # beside a logit of +inf there is no other probability: NaN says so
+        total = float(peak) + math.log(np.exp(row - peak).sum(dtype=np.float64))
     top = [] if n_top < 1 else _largest(row, n_top).tolist()
     return TokenLogprob(token_id, float(row[token_id]) - total, tuple((i, float(row[i]) - total) for i in top))
 

@@ -69,9 +69,9 @@ def test_defaults_are_llama_cpps() -> None:
         ("repeat_last_n", -2), ("repeat_last_n", 1.5),
         ("seed", -1), ("seed", 2**32), ("seed", True), ("seed", 1.0), ("seed", "7"),
         ("max_tokens", -1), ("max_tokens", 1.0), ("max_tokens", True), ("max_tokens", math.nan),
-        ("stop", ""), ("stop", ["a", ""]), ("stop", b"x"), ("stop", [b"x"]), ("stop", 3), ("stop", [None]), ("stop", None),
-        ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stop_token_ids", "12"), ("stop_token_ids", 5),
-        ("stop_token_ids", None),
+        ("stop", ""), ("stop", ["a", ""]), ("stop", b"x"), ("stop", [b"x"]), ("stop", 3), ("stop", [None]),
+        ("stop", None), ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stop_token_ids", "12"),
+        ("stop_token_ids", 5), ("stop_token_ids", None),
         ("ignore_eos", 1), ("ignore_eos", None), ("logprobs", -1), ("logprobs", True),
     ],
 )  # fmt: skip
@@ -189,6 +189,13 @@ def test_temperature_divides() -> None:
     """Temperature 2 halves the logits; one so small that the quotient overflows leaves only the best."""
     assert np.array_equal(row(0.5, 1, 1.5), temperature(candidates(row(1, 2, 3)), 2.0).logits)
     assert {0: 0.5, 1: 0.5, 2: 0.0} == shares(temperature(candidates(row(30, 30, 29)), 1e-38))
+
+
+def test_shares_too_small_or_too_near_to_one_for_float32_cut_nothing() -> None:
+    """As in llama.cpp, whose parameters are floats."""
+    c = candidates(np.log(row(*SHARES)))
+    assert c is min_p(c, 1e-60)
+    assert c is top_p(c, 1 - 1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ long rows
