@@ -1,8 +1,13 @@
-"""The GGUF file format: reading, writing, and its facts. Pure Python: inspecting a file never needs the compiled library."""
+"""The GGUF file format: reading, writing, and its facts.
+
+Pure Python: inspecting a file never needs the compiled library. What a model makes of the metadata is decided
+elsewhere.
+"""
 
 from __future__ import annotations
 
 from ggufpy.gguf.format import GGMLType
 from ggufpy.gguf.reader import GGUFArray, GGUFFile, Shard, TensorInfo
+from ggufpy.gguf.writer import GGUFWriter, write_gguf
 
-__all__ = ["GGMLType", "GGUFArray", "GGUFFile", "Shard", "TensorInfo"]
+__all__ = ["GGMLType", "GGUFArray", "GGUFFile", "GGUFWriter", "Shard", "TensorInfo", "write_gguf"]

@@ -1,7 +1,7 @@
 """What the GGUF format says: magic, versions, limits, metadata value types, tensor types.
 
-Facts only; reading is `reader`'s, writing is `writer`'s. The tensor types are those of the pinned ggml (`enum ggml_type` and
-its type traits); `ggufpy.types` compares the table with the loaded ggml.
+Facts only; reading is `reader`'s, writing is `writer`'s. The tensor types are those of the pinned ggml (`enum
+ggml_type` and its type traits); `ggufpy.types` compares the table with the loaded ggml.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from ggufpy.errors import GGUFError
 
@@ -29,7 +30,7 @@ SPLIT_NO = "split.no"
 SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
-# Metadata value types under ggml's short names (`gguf_type_name`): code → name, and name → `struct` letter of the fixed-size ones.
+# Metadata value types under ggml's short names (`gguf_type_name`), and the `struct` letters of those of fixed size.
 VALUE_NAMES = {0: "u8", 1: "i8", 2: "u16", 3: "i16", 4: "u32", 5: "i32", 6: "f32",
                7: "bool", 8: "str", 9: "arr", 10: "u64", 11: "i64", 12: "f64"}  # fmt: skip
 VALUE_CODES = {name: code for code, name in VALUE_NAMES.items()}
@@ -57,8 +58,8 @@ def is_alignment(n: int) -> bool:
 class GGMLType(IntEnum):
     """Name the types a tensor can have, with ggml's codes.
 
-    `block_size` is how many elements a block holds and `type_size` how many bytes it takes (1 and the element's size for plain
-    numbers). `GGMLType("q4_K")` finds a type by name. Codes that ggml removed are absent.
+    `block_size` is how many elements a block holds and `type_size` how many bytes it takes (1 and the element's size
+    for plain numbers). `GGMLType("q4_K")` finds a type by name. Codes that ggml removed are absent.
     """
 
     block_size: int
@@ -100,7 +101,7 @@ class GGMLType(IntEnum):
     Q1_0 = 41, 128, 18
     Q2_0 = 42, 64, 18
 
-    def __new__(cls, code: int, block_size: int, type_size: int) -> GGMLType:
+    def __new__(cls, code: Any, block_size: int = 1, type_size: int = 0) -> GGMLType:
         self = int.__new__(cls, code)
         self._value_ = code
         self.block_size = block_size
@@ -122,12 +123,12 @@ class GGMLType(IntEnum):
         return self.block_size > 1
 
     def row_nbytes(self, n: int) -> int:
-        """Give the bytes of a row of `n` elements (`ggml_row_size`), or raise `GGUFError` when they do not fill whole blocks."""
+        """Give the bytes of a row of `n` elements (`ggml_row_size`); GGUFError when they do not fill whole blocks."""
         if n < 0 or n % self.block_size:
             raise GGUFError(f"a row of {n} elements does not fill whole blocks of {self.block_size} ({self.label})")
         return n // self.block_size * self.type_size
 
     def nbytes(self, shape: Iterable[int]) -> int:
-        """Give the bytes of a contiguous tensor of this shape (NumPy order: rows run along the last axis)."""
+        """Give the bytes of a contiguous tensor of this shape, in NumPy order: rows run along the last axis."""
         *rows, row = tuple(shape) or (1,)
         return self.row_nbytes(row) * prod(rows)

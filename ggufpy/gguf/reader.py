@@ -1,8 +1,8 @@
 """Reading GGUF files: metadata, the tensor table, and read-only views of the mapped tensor data.
 
-Pure Python; NumPy is imported only by `GGUFFile.data` and `.dequantize`. Every count, length, offset, size and type is compared
-with the size of the file before use. What the metadata means for a model is not decided here.
-Shapes are in NumPy order. The format: `docs/gguf.md` of the ggml repository; the limits: `ggml/src/gguf.cpp`.
+Pure Python; NumPy is imported only by `GGUFFile.data` and `.dequantize`. Every count, length, offset, size and type is
+compared with the size of the file before use. What the metadata means for a model is not decided here.
+Shapes are in NumPy order. The format is that of `docs/gguf.md` in the ggml repository, the limits are `gguf.cpp`'s.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 class TensorInfo:
     """Describe one tensor of a file.
 
-    `shape` is in NumPy order. `type` is a plain int, and `nbytes` 0, when the type is not in `GGMLType`. `offset` counts from the
-    start of the file of part number `shard`.
+    `shape` is in NumPy order. `type` is a plain int, and `nbytes` 0, when the type is not in `GGMLType`. `offset`
+    counts from the start of the file that is part number `shard`.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Shard:
 class GGUFArray(Sequence[Any]):
     """Read a metadata array in place; it keeps the file mapped for as long as it lives.
 
-    `type` is the items' type name (`"u8"` … `"f64"`, `"bool"`, `"str"`, `"arr"`). `tolist()` is the quick way to all items;
-    indexing an array of strings for the first time builds an index. A slice is a list.
+    `type` is the items' type name (`"u8"` … `"f64"`, `"bool"`, `"str"`, `"arr"`). `tolist()` is the quick way to all
+    items; the first string asked for by number builds an index. A slice is a list.
     """
 
     __slots__ = ("_n", "type")
@@ -125,7 +125,7 @@ class GGUFArray(Sequence[Any]):
 
     @property
     def view(self) -> memoryview:
-        """Give numbers as a typed read-only memoryview (`numpy.asarray` takes it without a copy); GGUFError for other items."""
+        """Give numbers as a typed read-only memoryview, which NumPy takes without a copy; GGUFError for other items."""
         raise GGUFError(f"expected an array of numbers, found one of {self.type}")
 
     def raw(self, i: int) -> bytes:
@@ -286,23 +286,23 @@ class _Cursor:
         n = self.count(struct.calcsize(VALUE_FORMATS[type]), what)
         return _Numbers(type, self.bools(n, what) if type == "bool" else self.view(n, VALUE_FORMATS[type], what))
 
-    def view(self, n: int, letter: str, what: str) -> memoryview:
+    def view(self, n: int, letter: Any, what: str) -> Any:
         size = n * struct.calcsize(letter)
         start = self.take(size, what)
         return memoryview(self.mapping)[start : start + size].cast(letter)
 
-    def bools(self, n: int, what: str) -> memoryview:
+    def bools(self, n: int, what: str) -> Any:
         view = self.view(n, "B", what)
         if n and max(view) > 1:
             raise self.fault(f"{what}: a bool is {max(view)}, expected 0 or 1")
         return view.cast("?")
 
     def strings(self, n: int, what: str) -> GGUFArray:
-        """Step over `n` strings without building them. This loop sets the time to open a file with a large vocabulary."""
+        """Step over `n` strings without building them: with a large vocabulary, most of the time to open a file."""
         data, start, unpack = self.mapping, self.pos, _U64.unpack_from
         i, pos = 0, start
         try:
-            for i in range(n):
+            for i in range(n):  # noqa: B007
                 pos += 8 + unpack(data, pos)[0]
             whole = pos <= self.size
         except (struct.error, OverflowError):
@@ -413,7 +413,7 @@ def _place(cursor: _Cursor, tensors: list[TensorInfo], data_offset: int, alignme
         # nothing tells where a tensor of unknown type ends, so the next one may start at any aligned place after it
         after_unknown = not known and tensor.offset >= expected and tensor.offset % alignment == 0
         if tensor.offset != expected and not after_unknown:
-            raise cursor.fault(f"{tensor.name}: expected at offset {expected} of the tensor data, found {tensor.offset}")
+            raise cursor.fault(f"{tensor.name}: expected at data offset {expected}, found at {tensor.offset}")
         start = data_offset + tensor.offset
         if start + tensor.nbytes > cursor.size and tensor.nbytes:
             have = max(cursor.size - start, 0)
@@ -485,12 +485,13 @@ def _join_tensors(parts: list[_Part]) -> dict[str, TensorInfo]:
 class GGUFFile:
     """Open a GGUF file, or all parts of a split one from any of them, and map it read-only.
 
-    `metadata` maps keys to Python values (`GGUFArray` for arrays), those of the first part; `metadata_types` maps the same keys to
-    type names such as `"u32"` or `"arr[str]"`. `tensors` maps names to `TensorInfo` in file order. Text that is not UTF-8 is kept as
-    surrogate escapes. A context manager.
+    `metadata` maps keys to Python values (`GGUFArray` for arrays), those of the first part; `metadata_types` maps the
+    same keys to type names such as `"u32"` or `"arr[str]"`. `tensors` maps names to `TensorInfo` in file order. Bytes
+    of a string that are not UTF-8 are kept as surrogate escapes. A context manager.
 
-    Raises `OSError` when a file cannot be opened and `GGUFError`, with `path` and `reason`, when it is not valid GGUF. Cutting a
-    file short while it is mapped kills the process on the next access (SIGBUS); replacing it by a rename is harmless.
+    Raises `OSError` when a file cannot be opened and `GGUFError`, with `path` and `reason`, when it is not valid GGUF.
+    Cutting a file short while it is mapped kills the process on the next access (SIGBUS); replacing it by a rename does
+    no harm.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -512,9 +513,9 @@ class GGUFFile:
         return self._shards
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Give a tensor's bytes as a flat read-only uint8 view of the mapping, which it keeps alive, also after `close()`.
+        """Give a tensor's bytes as a flat read-only uint8 view of the mapping, which it keeps alive.
 
-        Raises `GGUFError` for a name or a tensor type that is not known, `ClosedError` after `close()`.
+        The view outlives `close()`. Raises `GGUFError` for an unknown name or tensor type, `ClosedError` when closed.
         """
         import numpy as np
 
@@ -527,10 +528,9 @@ class GGUFFile:
 
     def dequantize(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Give a tensor as a new float32 array of its shape, converted by ggml. Raises as `data` does."""
+        data, tensor = self.data(name), self._tensor(name)
         from ggufpy.types import dequantize
 
-        data = self.data(name)
-        tensor = self._tensor(name)
         return dequantize(data, GGMLType(tensor.type), tensor.shape)
 
     def _tensor(self, name: str) -> TensorInfo:
@@ -539,10 +539,11 @@ class GGUFFile:
         return self.tensors[name]
 
     def close(self) -> None:
-        """Let go of the mapping. It goes once no view, array or `Shard` uses it; metadata and tensor table stay readable."""
+        """Let go of the mapping, which ends with its last view, array or `Shard`. Metadata and tensor table stay."""
         self._shards = None
 
     def __enter__(self) -> GGUFFile:
+        _ = self.shards  # refuses a closed file
         return self
 
     def __exit__(self, *_: object) -> None:
