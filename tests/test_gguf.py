@@ -27,9 +27,9 @@ SIZES = {
     "empty_file": 0, "magic_only": 4, "html": 15, "hdr_cut": 20, "valid_min": 24, "v0": 24, "v1": 24, "v4": 24,
     "v2": 24, "be3": 24, "nkv_-1": 24, "nkv_2p40": 24, "nt_2p60": 24, "key_len_max": 33, "arr_huge_u8": 49,
     "arr_huge_str": 49, "align0": 57, "align_33": 57, "align_i32": 57, "align_str": 63, "align64_ok": 256,
-    "align64_nopad_tail": 208, "align1_ok": 131, "t_ok": 128, "t_mul_ovf": 160, "t_ovf_42": 160, "t_big_pad_wrap": 128, "t_type_999": 128,
-    "t_type_neg": 128, "t_type_4_removed": 128, "t_type31": 128, "t_q4_33": 128, "t_off_1": 128, "t_off_32": 128,
-    "t_off_max": 128, "t_short": 80, "t_nodata": 57, "trail_junk": 528,
+    "align64_nopad_tail": 208, "align1_ok": 131, "t_ok": 128, "t_mul_ovf": 160, "t_ovf_42": 160, "t_big_pad_wrap": 128,
+    "t_type_999": 128, "t_type_neg": 128, "t_type_4_removed": 128, "t_type31": 128, "t_q4_33": 128, "t_off_1": 128,
+    "t_off_32": 128, "t_off_max": 128, "t_short": 80, "t_nodata": 57, "trail_junk": 528,
 }  # fmt: skip
 
 # Every value type of the format: key suffix, code, bytes, Python value.

@@ -6,8 +6,9 @@ elsewhere.
 
 from __future__ import annotations
 
+from ggufpy.gguf.arrays import GGUFArray
 from ggufpy.gguf.format import GGMLType
-from ggufpy.gguf.reader import GGUFArray, GGUFFile, Shard, TensorInfo
+from ggufpy.gguf.reader import GGUFFile, Shard, TensorInfo
 from ggufpy.gguf.writer import GGUFWriter, write_gguf
 
 __all__ = ["GGMLType", "GGUFArray", "GGUFFile", "GGUFWriter", "Shard", "TensorInfo", "write_gguf"]

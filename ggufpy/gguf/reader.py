@@ -13,8 +13,7 @@ import re
 import stat
 import struct
 import sys
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ggufpy.errors import ClosedError, GGUFError
+from ggufpy.gguf.arrays import GGUFArray, Nested, Numbers, Strings, text
 from ggufpy.gguf.format import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
@@ -45,7 +45,7 @@ from ggufpy.gguf.format import (
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["GGUFArray", "GGUFFile", "Shard", "TensorInfo"]
+__all__ = ["GGUFFile", "Shard", "TensorInfo"]
 
 _U64 = struct.Struct("<Q")
 _NUMBERS = {letter: struct.Struct("<" + letter) for letter in "BbHhIiQqfd"}
@@ -80,137 +80,6 @@ class Shard:
     size: int
     mapping: mmap.mmap
     data_offset: int
-
-
-class GGUFArray(Sequence[Any]):
-    """Read a metadata array in place; it keeps the file mapped for as long as it lives.
-
-    `type` is the items' type name (`"u8"` … `"f64"`, `"bool"`, `"str"`, `"arr"`). `tolist()` is the quick way to all
-    items; the first string asked for by number builds an index. A slice is a list.
-    """
-
-    __slots__ = ("_n", "type")
-
-    def __init__(self, type: str, n: int) -> None:
-        self.type = type
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self._item(k) for k in range(self._n)[i]]
-        return self._item(range(self._n)[i])
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (GGUFArray, list, tuple)):
-            return NotImplemented
-        return len(self) == len(other) and self.tolist() == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<GGUFArray of {self._n} {self.type}>"
-
-    def _item(self, i: int) -> Any:
-        raise NotImplementedError
-
-    def tolist(self) -> list[Any]:
-        """Give all items as a list of Python values."""
-        return [self._item(i) for i in range(self._n)]
-
-    @property
-    def view(self) -> memoryview:
-        """Give numbers as a typed read-only memoryview, which NumPy takes without a copy; GGUFError for other items."""
-        raise GGUFError(f"expected an array of numbers, found one of {self.type}")
-
-    def raw(self, i: int) -> bytes:
-        """Give string `i` as the bytes in the file; GGUFError when the items are not strings."""
-        raise GGUFError(f"expected an array of str, found one of {self.type}")
-
-    def rawlist(self) -> list[bytes]:
-        """Give all strings as the bytes in the file; GGUFError when the items are not strings."""
-        raise GGUFError(f"expected an array of str, found one of {self.type}")
-
-
-class _Numbers(GGUFArray):
-    __slots__ = ("_view",)
-
-    def __init__(self, type: str, view: memoryview) -> None:
-        super().__init__(type, len(view))
-        self._view = view
-
-    @property
-    def view(self) -> memoryview:
-        return self._view
-
-    def _item(self, i: int) -> Any:
-        return self._view[i]
-
-    def tolist(self) -> list[Any]:
-        return self._view.tolist()
-
-
-class _Strings(GGUFArray):
-    __slots__ = ("_end", "_mapping", "_offsets", "_start")
-
-    def __init__(self, mapping: mmap.mmap, start: int, end: int, n: int) -> None:
-        super().__init__("str", n)
-        self._mapping = mapping
-        self._start = start
-        self._end = end
-        self._offsets: array[int] | None = None
-
-    def _item(self, i: int) -> str:
-        return _text(self._at(i))
-
-    def _at(self, i: int) -> bytes:
-        if self._offsets is None:
-            self._offsets = self._index()
-        return self._mapping[self._offsets[i] + 8 : self._offsets[i + 1]]
-
-    def _index(self) -> array[int]:
-        offsets, pos, unpack = array("Q"), self._start, _U64.unpack_from
-        for _ in range(self._n):
-            offsets.append(pos)
-            pos += 8 + unpack(self._mapping, pos)[0]
-        offsets.append(pos)
-        return offsets
-
-    def tolist(self) -> list[str]:
-        return [raw.decode("utf-8", "surrogateescape") for raw in self.rawlist()]
-
-    def raw(self, i: int) -> bytes:
-        return self._at(range(self._n)[i])
-
-    def rawlist(self) -> list[bytes]:
-        data, pos, unpack = self._mapping[self._start : self._end], 0, _U64.unpack_from
-        strings = []
-        for _ in range(self._n):
-            start = pos + 8
-            pos = start + unpack(data, pos)[0]
-            strings.append(data[start:pos])
-        return strings
-
-
-class _Nested(GGUFArray):
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Sequence[GGUFArray]) -> None:
-        super().__init__("arr", len(items))
-        self._items = items
-
-    def _item(self, i: int) -> GGUFArray:
-        return self._items[i]
-
-
-def _text(raw: bytes) -> str:
-    """Decode a string value; bytes that are not UTF-8 become surrogate escapes, so nothing is lost."""
-    return raw.decode("utf-8", "surrogateescape")
 
 
 class _Cursor:
@@ -267,7 +136,7 @@ class _Cursor:
 
     def value(self, type: str, what: str) -> Any:
         if type == "str":
-            return _text(self.string(what))
+            return text(self.string(what))
         if type == "arr":
             return self.array(what, MAX_DEPTH)
         if type == "bool":
@@ -282,9 +151,9 @@ class _Cursor:
             return self.strings(self.count(8, what), what)
         if type == "arr":
             n = self.count(_MIN_ARRAY, what)
-            return _Nested([self.array(what, depth - 1) for _ in range(n)])
+            return Nested([self.array(what, depth - 1) for _ in range(n)])
         n = self.count(struct.calcsize(VALUE_FORMATS[type]), what)
-        return _Numbers(type, self.bools(n, what) if type == "bool" else self.view(n, VALUE_FORMATS[type], what))
+        return Numbers(type, self.bools(n, what) if type == "bool" else self.view(n, VALUE_FORMATS[type], what))
 
     def view(self, n: int, letter: Any, what: str) -> Any:
         size = n * struct.calcsize(letter)
@@ -310,7 +179,7 @@ class _Cursor:
         if not whole:
             raise self.fault(f"{what}: the file ends before string {i} of {n} is complete")
         self.pos = pos
-        return _Strings(data, start, pos, n)
+        return Strings(data, start, pos, n)
 
 
 @dataclass(frozen=True, slots=True)

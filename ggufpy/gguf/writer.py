@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ggufpy.errors import GGUFError
+from ggufpy.gguf.arrays import GGUFArray
 from ggufpy.gguf.format import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
@@ -34,7 +35,6 @@ from ggufpy.gguf.format import (
     is_alignment,
     pad,
 )
-from ggufpy.gguf.reader import GGUFArray
 
 __all__ = ["GGUFWriter", "write_gguf"]
 
