@@ -1,0 +1,8 @@
+"""Text ↔ token ids, for the vocabularies in GGUF files. Knows nothing of graphs."""
+
+from __future__ import annotations
+
+from ggufpy.tokenizer.decoding import DecodeStream
+from ggufpy.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["DecodeStream", "Tokenizer"]

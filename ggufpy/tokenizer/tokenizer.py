@@ -1,0 +1,291 @@
+"""`Tokenizer`: text ↔ token ids, and messages → prompt.
+
+Owns: the order of things in a text (begin and end tokens, special tokens, text between them), decoding and its options.
+Does not own: reading the vocabulary (`vocab.py`), a family's way with plain text (`bpe.py`), templates (`ggufpy.chat`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from ggufpy.errors import TemplateError, TokenizerError
+from ggufpy.gguf import GGUFFile
+from ggufpy.tokenizer.bpe import ByteLevelBPE
+from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
+from ggufpy.tokenizer.utf8 import decode_lenient
+from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
+
+__all__ = ["Tokenizer"]
+
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_TEMPLATE_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unk",
+    "sep_token": "sep",
+    "pad_token": "pad",
+    "mask_token": "mask",
+}
+
+
+class Tokenizer:
+    """Encode and decode text with the vocabulary of a GGUF file, with llama.cpp's results.
+
+    `encode` equals llama_tokenize, `decode` equals llama_detokenize(remove_special=False, unparse_special=True).
+    A vocabulary whose family ggufpy does not support yet opens too: ids and end-of-generation tokens are there, and
+    asking it for text raises TokenizerError. A tokenizer is immutable and may be shared between threads.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self._vocab = Vocabulary(metadata)
+        self._model: ByteLevelBPE | None = None
+        self._pieces = _Pieces(self._piece_of)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Open the vocabulary in `metadata` (GGUF keys, arrays as sequences). Raises TokenizerError if it is faulty."""
+        return cls(metadata)
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str]) -> Tokenizer:
+        """Open the vocabulary of a GGUF file, which needs no tensors. Raises GGUFError, TokenizerError or OSError."""
+        return cls(GGUFFile(path).metadata)  # the metadata keeps what it still needs of the file mapped
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self._vocab.model} {self._vocab.pre_name or ''} with {self.n_vocab} tokens>"
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are. A model's logits may have more columns, which are no tokens."""
+        return self._vocab.size
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `add_special` puts the begin token in front."""
+        return self._vocab.add_bos
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether `add_special` puts the end token behind."""
+        return self._vocab.add_eos
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text."""
+        return self._vocab.given_ids.get("bos")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self._vocab.given_ids.get("eos")
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The token that ends a turn of a chat."""
+        return self._vocab.ids.get("eot")
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """All special ids by role: bos, eos, eot, eom, unk, sep, pad, mask, fim_pre, fim_suf, fim_mid, fim_pad, …"""
+        return dict(self._vocab.ids)
+
+    @property
+    def eog_token_ids(self) -> frozenset[int]:
+        """The tokens that end generation: llama.cpp's set (llama_vocab_is_eog).
+
+        llama.cpp makes it from the file's ids and from names, and so do we, also where the name means something else:
+        in Gemma 3, 212 is `</s>`, the closing HTML tag, and stops generation there as here.
+        """
+        return self._vocab.eog
+
+    # -- encoding ------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of a text.
+
+        `add_special` adds the begin and end tokens that the file asks for. `parse_special` takes the names of control
+        tokens in the text for these tokens; without it they are text (user-defined tokens are matched either way).
+        Bytes need not be UTF-8: each bad one is read as U+FFFD, as llama.cpp does. NUL is a character like any other.
+        Raises TokenizerError for a str with a lone surrogate, with its index.
+        """
+        checked = _checked(text)
+        return self._encode(checked, checked, add_special, parse_special)
+
+    def _encode(self, text: str, shadow: str, add_special: bool, parse_special: bool) -> list[int]:
+        model = self._family()
+        ids = [self._required("bos")] if add_special and self.add_bos else []
+        for part in self._vocab.split_specials(text, shadow, parse_special=parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += model.encode(_relaxed(part))
+        if add_special and self.add_eos:
+            ids.append(self._required("eos"))
+        return ids
+
+    def _required(self, role: str) -> int:
+        id = self._vocab.given_ids.get(role)
+        if id is None:
+            raise TokenizerError(f"tokenizer.ggml.add_{role}_token is set, but the file has no {role}_token_id")
+        return id
+
+    def _family(self) -> ByteLevelBPE:
+        if self._model is None:
+            vocab = self._vocab
+            if vocab.model != "gpt2" or vocab.pre is None:
+                raise TokenizerError(f"tokenizer.ggml.model: text for the model {vocab.model!r} is not supported yet")
+            if not vocab.pre.patterns:
+                raise TokenizerError(f"tokenizer.ggml.pre: the pre-tokenizer {vocab.pre_name!r} is not supported yet")
+            self._model = ByteLevelBPE(vocab, vocab.pre)
+        return self._model
+
+    # -- decoding ------------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD.
+
+        `skip_special_tokens` leaves out control tokens. Raises TokenizerError for an id that is no token.
+        """
+        pieces = list(map(self._piece_getter(skip_special_tokens), ids))
+        if pieces and self._vocab.add_space_prefix:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return clean_spaces(text) if self._vocab.clean_spaces else text
+
+    def decode_stream(self, *, skip_special_tokens: bool = False) -> DecodeStream:
+        """Return a decoder for tokens that come one by one; what it gives, joined, is what `decode` gives for all."""
+        vocab = self._vocab
+        return DecodeStream(
+            self._piece_getter(skip_special_tokens), clean=vocab.clean_spaces, strip_space=vocab.add_space_prefix
+        )
+
+    def token_to_piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for (llama_token_to_piece with special=True)."""
+        return self._pieces[id]
+
+    def _piece_getter(self, skip_special_tokens: bool) -> Callable[[int], bytes]:
+        self._family()
+        if not skip_special_tokens:
+            return self._pieces.__getitem__
+        return lambda id: b"" if self._pieces[id] and self._vocab.is_hidden(id) else self._pieces[id]
+
+    def _piece_of(self, id: int) -> bytes:
+        if not 0 <= id < self.n_vocab:
+            raise TokenizerError(f"token {id}: expected an id from 0 to {self.n_vocab - 1}")
+        token, attr = self._vocab.texts[id], self._vocab.attr(id)
+        if attr & (TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED):
+            return token
+        if attr & TokenAttr.NORMAL:
+            return self._family().piece(token)
+        return bytes([int(token[3:5], 16)]) if attr & TokenAttr.BYTE else b""
+
+    # -- chat ----------------------------------------------------------------------------------------------------
+
+    @property
+    def chat_template(self) -> str | None:
+        """The file's chat template; None when it has none, or an empty one."""
+        return self._metadata.get(_TEMPLATE_KEY) or None
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """All chat templates of the file by name; the plain one is called "default"."""
+        named = {
+            key.removeprefix(f"{_TEMPLATE_KEY}."): value
+            for key, value in self._metadata.items()
+            if key.startswith(f"{_TEMPLATE_KEY}.")
+        }
+        if self.chat_template:
+            named["default"] = self.chat_template
+        return {name: template for name, template in named.items() if isinstance(template, str) and template}
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        tokenize: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """Return the prompt that the chat template makes of `messages`: its text, or with `tokenize` its token ids.
+
+        The text is what Hugging Face's apply_chat_template gives. The ids are those of the text with its control tokens
+        taken for what they are, except in what the messages, tools and `kwargs` say: there they are text, so that no
+        message can forge a role or an end of turn. They begin with exactly one bos token if the vocabulary adds one.
+        `chat_template` is a template or the name of one in the file. Raises TemplateError when there is no template,
+        or when it is broken or refuses the messages (then with its own words).
+        """
+        from ggufpy.chat import render, render_guarded  # only those who chat need it
+
+        template = self._choose_template(chat_template, tools is not None)
+        names = {name: self._vocab.given_ids.get(role) for name, role in _TEMPLATE_TOKENS.items()}
+        tokens = {name: self._special_text(id) for name, id in names.items() if id is not None}
+        variables = {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs}
+        if not tokenize:
+            return render(template, messages, tokens=tokens, **variables)
+        guarded = [special.text for special in self._vocab.specials if special.guarded]
+        text, shadow = render_guarded(template, messages, guarded, tokens=tokens, **variables)
+        ids = self._encode(_checked(text), shadow, add_special=False, parse_special=True)
+        if self.add_bos and ids[:1] != [self.bos_token_id]:
+            ids.insert(0, self._required("bos"))
+        return ids
+
+    def _special_text(self, id: int) -> str:
+        return self._vocab.texts[id].decode("utf-8", "replace")
+
+    def _choose_template(self, asked: str | None, with_tools: bool) -> str:
+        templates = self.chat_templates
+        if asked:
+            return templates.get(asked, asked)
+        if with_tools and "tool_use" in templates:
+            return templates["tool_use"]
+        if "default" in templates:
+            return templates["default"]
+        others = f" by default, only {', '.join(map(repr, templates))}" if templates else ""
+        raise TemplateError(
+            f"the file has no chat template{others}: pass one as chat_template=, or give the model plain text"
+        )
+
+
+class _Pieces(dict[int, bytes]):
+    """Remember the bytes of the tokens met."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = piece = self._make(id)
+        return piece
+
+
+def _checked(text: str | bytes) -> str:
+    """Give the text as str; bytes that are not UTF-8 become surrogate escapes, which `_relaxed` reads."""
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text).decode("utf-8", "surrogateescape")
+    if not isinstance(text, str):
+        raise TokenizerError(f"expected str or bytes, found {type(text).__name__}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"U+{ord(text[error.start]):04X}"
+            raise TokenizerError(f"character {error.start} is a lone surrogate ({found}), which no text has") from None
+    return text
+
+
+def _relaxed(part: str) -> str:
+    """Read a part of the text that came from bytes as llama.cpp does."""
+    if part.isascii():
+        return part
+    try:
+        part.encode()
+    except UnicodeEncodeError:
+        return decode_lenient(part.encode("utf-8", "surrogateescape"))
+    return part
