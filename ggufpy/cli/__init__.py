@@ -35,13 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: Namespace) -> int:
+    name = "ggufpy" if args.command == "version" else f"ggufpy {args.command}"
     try:
         command = importlib.import_module(f"ggufpy.cli.{args.command}")
         code: int = command.run(args)
         sys.stdout.flush()
         return code
     except UsageError as error:
-        say(f"ggufpy {args.command}: error: {one_line(str(error))} (see `ggufpy {args.command} --help`)")
+        say(f"{name}: error: {one_line(str(error))} (see `{name} --help`)")
         return MISUSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -53,7 +54,7 @@ def _run(args: Namespace) -> int:
             import traceback
 
             traceback.print_exc()
-        say(f"ggufpy {args.command}: error: {_describe(error)}")
+        say(f"{name}: error: {_describe(error)}")
         return FAILED
 
 

@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def _repeat(session: Session, name: str, test: Callable[[], None], n_tokens: int
     speeds = []
     with Status(name) as status:
         for i in range(repetitions + 1):
-            status.report(f"{name}, {f'{i} of {repetitions}' if i else 'warming up'}")
+            status.what = f"{name}, {f'{i} of {repetitions}' if i else 'warming up'}"
             session.clear()
             started = perf_counter()
             test()
@@ -123,7 +124,7 @@ def _memory() -> dict[str, int]:
     unit = 1 if sys.platform == "darwin" else 1024
     found = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if sys.platform == "linux":
-        with open("/proc/self/status", encoding="ascii") as file:
+        with Path("/proc/self/status").open(encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
         found |= {
             "own": int(fields["RssAnon"].split()[0]) * 1024,

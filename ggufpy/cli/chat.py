@@ -9,7 +9,6 @@ import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ggufpy.cli.generate import show, statistics, write
 from ggufpy.cli.loading import find, load, open_session, sampling_params
@@ -23,12 +22,8 @@ HELP = "Enter sends, Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D
 
 def run(args: Namespace) -> int:
     """Answer each line of standard input until it ends."""
-    from ggufpy.generate import stream
-
     params = sampling_params(args)
-    options: dict[str, Any] = {}
-    if args.chat_template is not None:
-        options["chat_template"] = Path(args.chat_template).read_text(encoding="utf-8")
+    template = None if args.chat_template is None else Path(args.chat_template).read_text(encoding="utf-8")
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     with load(find(args.model), args) as model, open_session(model, args) as session:
         messages = list(start)
@@ -37,10 +32,10 @@ def run(args: Namespace) -> int:
                 messages = list(start)
                 continue
             messages.append({"role": "user", "content": line})
-            ids = model.tokenizer.apply_chat_template(messages, tokenize=True, **options)
             try:
                 with _interruptible() as cancel:
-                    answer = show(stream(session, model.tokenizer, ids, params, cancel=cancel), "thinking")
+                    chunks = model.stream_chat(messages, params, chat_template=template, session=session, cancel=cancel)
+                    answer = show(chunks, "thinking")
             except ContextLengthError as error:
                 if not _is_interactive():
                     raise

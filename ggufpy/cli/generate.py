@@ -19,12 +19,10 @@ __all__ = ["run", "show", "statistics", "write"]
 
 def run(args: Namespace) -> int:
     """Continue the prompt. Standard output holds the prompt, the text and one newline, and nothing else."""
-    from ggufpy.generate import stream
-
     params = sampling_params(args)
     prompt = _read_prompt(args.prompt)
     with load(find(args.model), args) as model, open_session(model, args) as session:
-        chunks = stream(session, model.tokenizer, model.tokenizer.encode(prompt), params)
+        chunks = model.stream_generate(prompt, params, session=session)
         write(prompt)
         completion = show(chunks, "reading the prompt")
     if args.verbose:
@@ -50,7 +48,7 @@ def show(chunks: Generator[CompletionChunk, None, None], waiting_for: str) -> Co
         with Status(waiting_for):
             chunk = next(chunks)
         write(chunk.text)
-        for chunk in chunks:  # noqa: B007 (the last one is wanted below)
+        for chunk in chunks:
             write(chunk.text)
     finally:
         write("\n")
@@ -68,7 +66,7 @@ def statistics(completion: Completion) -> str:
     """Return one line of figures about a completion."""
     usage, timings = completion.usage, completion.timings
     cached = f", {usage.cached_tokens} of them kept" if usage.cached_tokens else ""
-    ended = completion.finish_reason
+    ended: str = completion.finish_reason
     if completion.stop_reason is not None:
         ended += f" ({completion.stop_reason!r})"
     return (

@@ -133,7 +133,7 @@ def _number(value: Any) -> str:
 def _json_entry(file: GGUFFile, key: str, value: Any, full: bool) -> dict[str, Any]:
     if not isinstance(value, GGUFArray):
         return {"type": file.metadata_types[key], "value": _json_value(value)}
-    entry = {"type": "arr", "items": value.type, "count": len(value)}
+    entry = {"type": file.metadata_types[key], "count": len(value)}
     if full or len(value) <= JSON_ITEMS:
         return {**entry, "value": _json_value(value)}
     return {**entry, "first": _json_value(value[:SHOWN_ITEMS])}

@@ -12,7 +12,6 @@ from ggufpy.errors import GgufpyError, SamplingError
 
 if TYPE_CHECKING:
     from ggufpy.model import Model
-
     from ggufpy.sampling import SamplingParams
     from ggufpy.session import Session
 
@@ -23,18 +22,16 @@ def find(name_or_path: str) -> Path:
     """Return the path of a model, fetching a named one while saying how far that is."""
     from ggufpy.hub import resolve
 
-    with Status(f"looking for {name_or_path}") as status:
-        return resolve(
-            name_or_path, progress=lambda what, done, total: status.report(f"{what} {name_or_path}", done, total)
-        )
+    with Status(f"fetching {name_or_path}") as status:
+        return resolve(name_or_path, progress=status.report)
 
 
 def load(path: Path, args: Namespace) -> Model:
     """Load a model as the options say."""
     from ggufpy.model import Model
 
-    with Status("loading the model"):
-        return Model.load(path, **given(args, LOAD))
+    with Status("loading the model") as status:
+        return Model.load(path, progress=status.report, **given(args, LOAD))
 
 
 def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:

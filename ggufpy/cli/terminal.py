@@ -77,15 +77,16 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: s
 class Status:
     """Say on standard error what is going on, once it has taken longer than a second.
 
-    On a terminal this is one line that is redrawn and vanishes at the end. Elsewhere, reports with a total (downloads)
-    give a plain line now and then, and nothing else does.
+    On a terminal this is one line that is redrawn and vanishes at the end. Elsewhere what reports its progress gives a
+    plain line now and then, and what does not gives none.
     """
 
     DELAY = 1.0
     PLAIN_EVERY = 5.0
 
     def __init__(self, what: str) -> None:
-        self._state = (what, 0, 0)
+        self.what = what
+        self._done, self._total = 0, 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._terminal = sys.stderr.isatty()
@@ -103,13 +104,13 @@ class Status:
     ) -> None:
         self.close()
 
-    def report(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Take note of how far things are; `done` and `total` are bytes, or 0 where there is nothing to count."""
-        self._state = (what, done, total)
+    def report(self, done: int, total: int) -> None:
+        """Take note of how far things are, in bytes."""
+        self._done, self._total = done, total
         now = time.monotonic()
-        if total and not self._terminal and now >= self._next_plain:
+        if not self._terminal and now >= self._next_plain:
             self._next_plain = now + self.PLAIN_EVERY
-            say(f"{what}: {_share(done, total)}")
+            say(f"{self.what}: {_share(done, total)}")
 
     def close(self) -> None:
         """Erase the line. May be called twice."""
@@ -122,16 +123,16 @@ class Status:
         wait = self.DELAY
         while not self._stop.wait(wait):
             wait = 0.2
-            what, done, total = self._state
-            elapsed = f"{time.monotonic() - self._started:.0f} s"
-            line = f"{what}  {_bar(done, total)}  {_share(done, total)}  {elapsed}" if total else f"{what}  {elapsed}"
+            done, total = self._done, self._total
+            counted = f"  {_bar(done, total)}  {_share(done, total)}" if total else ""
+            line = f"{self.what}{counted}  {time.monotonic() - self._started:.0f} s"
             print(f"\r{line[: _columns() - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
         if wait != self.DELAY:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _share(done: int, total: int) -> str:
-    return f"{done * 100 // total:3} %  {size(done)} of {size(total)}"
+    return f"{done * 100 // max(total, 1):3} %  {size(done)} of {size(total)}"
 
 
 def _bar(done: int, total: int, width: int = 24) -> str:

@@ -17,5 +17,5 @@ def run(args: Namespace) -> int:
     except BuildError as error:
         print(f"ggufpy {ggufpy.__version__} without its compiled part: {error}")
     else:
-        print(f"ggufpy {ggufpy.__version__}, ggml {info['ggml_version']} ({info['ggml_commit']})")
+        print(f"ggufpy {ggufpy.__version__}, ggml {info['ggml_version']} ({info['ggml_commit'][:9]})")
     return 0

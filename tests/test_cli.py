@@ -1,0 +1,323 @@
+"""The command line: what it prints where, its exit codes, and how it behaves when interrupted or misused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufpy.cli import main, terminal
+from ggufpy.gguf import write_gguf
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def small_file(tmp_path):
+    """Write a GGUF file with values of every kind, among them some that a terminal would obey."""
+    path = tmp_path / "small.gguf"
+    metadata = {
+        "general.architecture": "llama",
+        "evil\x1b[2Jkey": "red \x1b[31m\u202e\nnext line",
+        "half": 0.5,
+        "infinite": float("inf"),
+        "yes": True,
+        "long": "x" * 500,
+        "many": list(range(1000)),
+        "words": ["a\x07", "b"] * 100,
+        "nested": [[1, 2], [3]],
+    }
+    tensors = {"w\x1b[0m": np.zeros((3, 32), np.float32), "q": (bytes(18 * 4), "Q4_0", (4, 32))}
+    write_gguf(path, metadata, tensors)
+    return path
+
+
+def run_python(code: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, **options)
+
+
+def start(*arguments: object, **options) -> subprocess.Popen[bytes]:
+    """Start the command line in a process of its own, with pipes."""
+    command = [sys.executable, "-m", "ggufpy", *map(str, arguments)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
+    return subprocess.Popen(command, **{**pipes, **options})
+
+
+# Usage and errors
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", "expected a COMMAND"),
+        ("dance", "invalid choice: 'dance'"),
+        ("generate a b", "unrecognized arguments: b"),
+        ("generate a --temprature 1", "unrecognized arguments: --temprature"),
+        ("generate a --temp 1", "unrecognized arguments: --temp"),
+        ("generate a --max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
+        ("generate a --threads 0", "argument --threads: expected a positive number, got '0'"),
+        ("generate a --top-p 1.5", "top_p: expected a number from 0 to 1, got 1.5"),
+        ("generate a --temperature nan", "temperature: expected a number"),
+        ("generate a --max-tokens -1", "max_tokens: expected an integer from 0"),
+        ("generate a --seed -1", "seed: expected an integer from 0"),
+        ("chat --stop=", "stop"),
+        ("compare model", "the following arguments are required: DUMP"),
+        ("bench", "the following arguments are required: MODEL"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(line, reason, capsys):
+    """Whatever is wrong with a command line is told in one line, before anything is loaded."""
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert reason in err
+    assert err.count("\n") == 1
+    assert "--help` for" in err or "--help`)" in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "generate a --model", "bench", "chat --model"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no/such.gguf", "no/such.gguf: No such file or directory"),
+        ("nonsense", "'nonsense' is neither a file nor a named model; the named models are gemma-3-270m, smollm2"),
+        (__file__, "not a GGUF file"),
+    ],
+)
+def test_errors_are_one_line_and_code_1(command, name, reason, capsys):
+    """A file that is missing or is none is one line on standard error, without a traceback."""
+    assert main([*command.split(), name]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert reason in err
+    assert err.startswith(f"ggufpy {command.split()[0]}: error: ")
+    assert err.count("\n") == 1
+
+
+def test_hostile_names_do_not_reach_the_terminal(capsys, tmp_path):
+    """An error that quotes a file's name or content shows control characters as escapes."""
+    path = tmp_path / "a\x1b[31m\nb.gguf"
+    path.write_bytes(b"nothing")
+    assert main(["inspect", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "a\\x1b[31m" in err
+    assert err.count("\n") == 1
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_for_verbose(capsys, monkeypatch, small_file):
+    """An unexpected exception is told to be a bug; --verbose shows where."""
+    import ggufpy.cli.inspect as command
+
+    monkeypatch.setattr(command, "run", lambda args: [][1])
+    assert main(["inspect", str(small_file)]) == 1
+    reason = "internal: IndexError: list index out of range (a bug; --verbose shows where)"
+    assert capsys.readouterr().err == f"ggufpy inspect: error: {reason}\n"
+    assert main(["inspect", str(small_file), "--verbose"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
+def test_interrupts_and_lack_of_memory_have_their_codes(error, code, capsys, monkeypatch, small_file):
+    """Ctrl-C is 130 without a word; lack of memory is an error in words."""
+    import ggufpy.cli.inspect as command
+
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(command, "run", fail)
+    assert main(["inspect", str(small_file)]) == code
+    assert capsys.readouterr().err == ("" if code == 130 else "ggufpy inspect: error: out of memory\n")
+
+
+def test_warnings_and_log_are_single_lines(capsys, monkeypatch, small_file):
+    """Python's warnings and the package's log come out as one harmless line each; the process's settings stay."""
+    import logging
+
+    import ggufpy.cli.inspect as command
+
+    def warn(args):
+        warnings.warn("the context\nis long\x1b", stacklevel=1)
+        logging.getLogger("ggufpy.hub").warning("terms %s", "apply")
+        logging.getLogger("ggufpy.hub").info("chatter")
+        return 0
+
+    before = list(logging.getLogger("ggufpy").handlers)
+    monkeypatch.setattr(command, "run", warn)
+    assert main(["inspect", str(small_file)]) == 0
+    assert capsys.readouterr().err == "ggufpy: warning: the context is long\\x1b\nggufpy: terms apply\n"
+    assert logging.getLogger("ggufpy").handlers == before
+    main(["inspect", str(small_file), "--verbose"])
+    assert "ggufpy: chatter\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["bench", "--help"]])
+def test_help_goes_to_standard_output(arguments, capsys):
+    """Help is complete, on standard output, and code 0."""
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: ggufpy ")
+    assert err == ""
+
+
+def test_the_version_names_ggml(capsys):
+    """`--version` is one line with both versions."""
+    import ggufpy
+
+    assert main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"ggufpy {ggufpy.__version__}, ggml {ggufpy.build_info()['ggml_version']} (")
+    assert out.count("\n") == 1
+
+
+# inspect
+
+
+def test_inspect_shows_a_file(small_file, capsys):
+    """Metadata with types, the types with sums, the tensors with shapes; what is long is shortened."""
+    assert main(["inspect", str(small_file)]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.startswith("  ")}
+    assert f"{small_file}: GGUF version 3, " in out
+    assert "224 parameters in 2 tensors" in out
+    assert lines["general.architecture"] == "str llama"
+    assert lines["half"] == "f32 0.5" or lines["half"] == "f64 0.5"
+    assert lines["yes"] == "bool true"
+    assert lines["long"] == f"str {'x' * 72} … 428 more"
+    assert lines["many"].endswith("[1000] [0, 1, 2, 3, 4, 5, … 994 more]")
+    assert lines["words"] == 'str[200] ["a\\x07", "b", "a\\x07", "b", "a\\x07", "b", … 194 more]'
+    assert lines["nested"] == "arr[2] [[1, 2], [3]]"
+    assert lines["Q4_0"] == "1 128 4.50 72 B"
+    assert lines["F32"] == "1 96 32.00 384 B"
+    assert lines["q"] == "Q4_0 4 x 32 128 72 B"
+
+
+def test_inspect_is_harmless(small_file, capsys):
+    """No control character of the file reaches the terminal, and a value stays on its line."""
+    main(["inspect", str(small_file)])
+    out = capsys.readouterr().out
+    assert not set(out) & {"\x1b", "\x07", "\u202e"}
+    assert "evil\\x1b[2Jkey" in out
+    assert "red \\x1b[31m\\u202e\\nnext line" in out
+    assert "w\\x1b[0m" in out
+
+
+def test_inspect_json_holds_everything(small_file, capsys):
+    """JSON is valid also for infinite numbers, pure ASCII, and gives long arrays in full only when asked."""
+    assert main(["inspect", str(small_file), "--json"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    assert out.isascii()
+    assert "\x1b" not in out
+    assert found["version"] == 3
+    assert found["metadata"]["evil\x1b[2Jkey"]["value"].startswith("red \x1b")
+    assert found["metadata"]["infinite"]["value"] == "inf"
+    assert found["metadata"]["nested"]["value"] == [[1, 2], [3]]
+    many = found["metadata"]["many"]
+    assert (many["count"], many["first"], many.get("value")) == (1000, [0, 1, 2, 3, 4, 5], None)
+    assert found["types"]["Q4_0"] == {"tensors": 1, "elements": 128, "nbytes": 72}
+    q = next(tensor for tensor in found["tensors"] if tensor["name"] == "q")
+    assert (q["type"], q["shape"], q["shard"], q["nbytes"]) == ("Q4_0", [4, 32], 0, 72)
+    assert q["offset"] % 32 == 0
+    main(["inspect", str(small_file), "--json", "--arrays"])
+    assert json.loads(capsys.readouterr().out)["metadata"]["many"]["value"] == list(range(1000))
+
+
+def test_inspect_shows_types_that_ggml_does_not_know(capsys, tmp_path):
+    """A tensor type of the future is shown by its number, and the rest of the file as ever."""
+    head = b"GGUF" + (3).to_bytes(4, "little") + (1).to_bytes(8, "little") + bytes(8)
+    info = (1).to_bytes(8, "little") + b"x" + (1).to_bytes(4, "little") + (4).to_bytes(8, "little")
+    data = head + info + (999).to_bytes(4, "little") + bytes(8)
+    path = tmp_path / "future.gguf"
+    path.write_bytes(data.ljust(64, b"\0") + bytes(64))
+    assert main(["inspect", str(path)]) == 0
+    assert "type 999" in capsys.readouterr().out
+
+
+def test_inspect_needs_neither_numpy_nor_the_compiled_part(small_file):
+    """Looking into a file imports no NumPy, no cffi and no compiled module."""
+    code = (
+        "import sys; from ggufpy.cli import main; code = main(['inspect', sys.argv[1]]);"
+        "bad = {'numpy', 'cffi', '_cffi_backend', 'ggufpy._ffi', 'ggufpy._ffi.lib'} & set(sys.modules);"
+        "sys.exit(code or (f'imported {bad}' if bad else 0))"
+    )
+    command = [sys.executable, "-c", code, str(small_file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    """When nobody reads on, the command ends quietly."""
+    path = tmp_path / "wide.gguf"
+    write_gguf(path, {"general.architecture": "llama", "many": list(range(200_000))})
+    process = start("inspect", path, "--arrays")
+    assert process.stdout is not None
+    assert process.stdout.read(4) != b""
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) == 141
+
+
+# How things look
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (98_362_432, "98.4 MB"), (999_999, "1.0 MB"), (5e15, "5000.0 TB")],
+)
+def test_sizes_are_for_people(n, expected):
+    """Bytes are scaled by thousands, to the unit that makes them short."""
+    assert terminal.size(n) == expected
+
+
+def test_visible_escapes_what_a_terminal_obeys():
+    """Control characters, direction marks and stray bytes are escaped; letters and joined emoji are not."""
+    assert terminal.visible("a\x1b\x9b\u2066\udcff\n") == "a\\x1b\\x9b\\u2066\\udcff\\n"
+    assert terminal.visible("é 漢 👩\u200d🚀") == "é 漢 👩\u200d🚀"
+    assert terminal.visible("a\n\t\r", keep="\n\t") == "a\n\t\\r"
+
+
+def test_tables_line_up():
+    """Columns are padded, numbers flush right, and no line ends in blanks."""
+    assert terminal.table([("a", "1", ""), ("bbb", "22", "x")], right=(1,)) == "a     1\nbbb  22  x"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_status_line_comes_late_and_goes(monkeypatch):
+    """On a terminal nothing is drawn for what is quick; else one line is redrawn, and erased at the end."""
+    import time
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with terminal.Status("quick"):
+        pass
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(terminal.Status, "DELAY", 0.01)
+    with terminal.Status("downloading x") as status:
+        status.report(50, 200)
+        time.sleep(0.3)
+    assert "\rdownloading x  [######..................]   25 %  50 B of 200 B  0 s\x1b[K" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_without_a_terminal_only_long_downloads_report(monkeypatch, capsys):
+    """Elsewhere a download gives a plain line now and then, and waiting gives none."""
+    monkeypatch.setattr(terminal.Status, "DELAY", 0.0)
+    with terminal.Status("downloading x") as status:
+        status.report(50, 200)
+        status.report(51, 200)
+    assert capsys.readouterr().err == "downloading x:  25 %  50 B of 200 B\n"
