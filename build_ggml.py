@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import textwrap
@@ -30,6 +31,7 @@ from typing import Any, NoReturn
 
 from setuptools import build_meta as _setuptools
 from setuptools.command.build_ext import build_ext as _build_ext
+from setuptools.command.egg_info import egg_info as _egg_info
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +53,12 @@ ROOT = Path(__file__).resolve().parent
 VENDOR = ROOT / "vendor" / "ggml"
 UNPACKED = VENDOR / "src"
 LIBRARIES = "libggufpy-ggml*.so"
+
+# The options of CMake that build_info() reports: those that decide what code ggml consists of.
+REPORTED = re.compile(
+    r"CMAKE_BUILD_TYPE|CMAKE_CUDA_ARCHITECTURES|GGML_(BACKEND_DL|LLAMAFILE|OPENMP|LTO|BLAS|RPC|VULKAN|CUDA"
+    r"|CUDA_.*|CPU_(REPACK|ALL_VARIANTS|HBM|KLEIDIAI)|SSE42|AVX.*|BMI2|FMA|F16C|AMX_.*|SCHED_MAX_COPIES)"
+)
 
 
 def fail(*paragraph: str) -> NoReturn:
@@ -90,7 +98,8 @@ class Options:
 @cache
 def upstream() -> Mapping[str, Any]:
     """Return the pin."""
-    return tomllib.loads((VENDOR / "UPSTREAM.toml").read_text(encoding="utf-8"))
+    pin: dict[str, Any] = tomllib.loads((VENDOR / "UPSTREAM.toml").read_text(encoding="utf-8"))
+    return pin
 
 
 # --- the ggml source ---
@@ -182,7 +191,8 @@ def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, re
     """Write one file of an archive below `folder`."""
     target = (folder / relative).resolve()
     content = tar.extractfile(member)
-    assert target.is_relative_to(folder.resolve()) and content is not None, "the hash says which archive this is"
+    assert content is not None
+    assert target.is_relative_to(folder.resolve()), "the hash says which archive this is"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content.read())
     os.utime(target, (member.mtime, member.mtime))
@@ -251,8 +261,9 @@ class Nvcc:
 def find_nvcc() -> Nvcc:
     """Find nvcc, or end the build."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    candidates = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
-    path = next((found for name in candidates if name and (found := shutil.which(name))), None)
+    named = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes)]
+    candidates = [*filter(None, named), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    path = next(filter(None, map(shutil.which, candidates)), None)
     if path is None:
         fail(
             "CUDA=on needs NVIDIA's CUDA compiler, and nvcc was not found (looked at CUDACXX, CUDA_HOME, CUDA_PATH,",
@@ -272,7 +283,8 @@ def find_nvcc() -> Nvcc:
 
 def cublas_requirement(nvcc: Nvcc) -> str:
     """Return the requirement whose wheel has cuBLAS for this toolkit."""
-    return f"nvidia-cublas>={nvcc.major},<{int(nvcc.major) + 1}" if int(nvcc.major) >= 13 else f"nvidia-cublas-cu{nvcc.major}"
+    major = int(nvcc.major)
+    return f"nvidia-cublas>={major},<{major + 1}" if major >= 13 else f"nvidia-cublas-cu{major}"
 
 
 def cublas_folder(nvcc: Nvcc) -> Path:
@@ -316,8 +328,8 @@ def compile_ggml(options: Options, folder: Path) -> tuple[Path, Path, dict[str, 
     # One folder per configuration: an option that is not given any more must not live on in CMake's cache.
     key = hashlib.sha256(repr((arguments, os.environ.get("CC"), os.environ.get("CXX"))).encode()).hexdigest()[:12]
     binary = folder / f"ggml-{key}"
-    configure = [cmake, "-S", str(VENDOR), "-B", str(binary), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *arguments]
-    if run(configure)[0]:
+    configure = [cmake, "-S", str(VENDOR), "-B", str(binary), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    if run(configure + arguments)[0]:
         fail(
             "CMake could not configure ggml; the reason stands in its messages above. A working C and C++ compiler is",
             "needed" + (", and a CUDA toolkit that goes with it." if options.cuda else ".") + " If CMAKE_ARGS is set,",
@@ -364,20 +376,21 @@ def record(options: Options, source: Path, binary: Path) -> dict[str, Any]:
     """Return what the package must know about its own build."""
     text = (binary / "CMakeCache.txt").read_text(encoding="utf-8")
     cached = dict(re.findall(r"^([A-Za-z]\w*):[A-Z]+=(.*)$", text, re.M))
-    on = {name: value for name, value in cached.items() if re.match(r"GGML_[A-Z0-9_]+$", name) and value not in {"", "OFF"}}
     header = (source / "CMakeLists.txt").read_text(encoding="utf-8")
     version = ".".join(re.findall(r"set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\)", header))
     macros = binary / "native-macros.txt"
     features = runpy.run_path(str(ROOT / "ggufpy" / "_ffi" / "cpu.py"))["features_in_macros"]
     pinned = not os.environ.get("GGUFPY_GGML_SOURCE")
+    cuda = cached.get("GGML_CUDA") == "ON"
+    reported = [name for name in cached if REPORTED.fullmatch(name) and (cuda or "CUDA_" not in name)]
     return {
         "ggml_version": version,
         "ggml_commit": upstream()["ggml"]["commit"] if pinned else "unknown (GGUFPY_GGML_SOURCE)",
-        "options": on | {name: cached[name] for name in ("CMAKE_BUILD_TYPE", "CMAKE_CUDA_ARCHITECTURES") if cached.get(name)},
+        "options": {name: cached[name] for name in reported},
         "compiler": compiler(binary),
         "native": macros.is_file(),
         "portable": cached.get("GGML_CPU_ALL_VARIANTS") == "ON",
-        "cuda": cached.get("GGML_CUDA") == "ON",
+        "cuda": cuda,
         "cpu_features": list(features(macros.read_text(encoding="utf-8"))) if macros.is_file() else [],
     }
 
@@ -416,9 +429,10 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         extension.include_dirs = [str(source / "include")]
         extension.library_dirs = [str(self._libraries)]
         extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base"]
-        extension.define_macros = [("Py_LIMITED_API", "0x030A0000")]
+        # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
+        extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
         # A declaration in decl/*.h that differs from ggml's header is a mistake, not a warning.
-        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-Wno-deprecated"]
+        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
         extension.extra_link_args = ["-Wl,-rpath,$ORIGIN/../lib"]
         if sys.platform == "linux":
             extension.extra_link_args.append("-Wl,--disable-new-dtags")
@@ -433,6 +447,16 @@ class BuildExt(_build_ext):  # type: ignore[misc]
                 "compiler that Python names are needed: on Debian and Ubuntu `apt install python3-dev",
                 "build-essential`; CC names another compiler.",
             )
+
+
+class EggInfo(_egg_info):  # type: ignore[misc]
+    """Adds the library that a CUDA build was completed with to what the package requires."""
+
+    def finalize_options(self) -> None:
+        """Extend the requirements before setuptools writes them."""
+        super().finalize_options()
+        if switch("CUDA") and not find_nvcc().has_cublas:
+            self.distribution.install_requires.append(cublas_requirement(find_nvcc()))
 
 
 @contextmanager

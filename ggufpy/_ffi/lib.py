@@ -126,13 +126,22 @@ _unavailable: dict[str, str] = {}  # backend libraries that this system cannot l
 
 def _load(path: Path) -> bool:
     """Open a backend library our way, then let ggml find it open and register it."""
-    library = C.ggufpy_dlopen(os.fsencode(path))
+    library = C.ggufpy_dlopen(os.fsencode(path)) or _load_with_cublas(path)
     if library and C.ggml_backend_load(os.fsencode(path)):
         return True
     name = path.stem.removeprefix(_PREFIX)
     _unavailable[name] = "does not start on this system" if library else _text(C.ggufpy_dlerror())
     _log.info("backend %s: %s", name, _unavailable[name])
     return False
+
+
+def _load_with_cublas(path: Path) -> Any:
+    """Open a library that missed cuBLAS once more, after NVIDIA's wheel: beside an editable install it is elsewhere."""
+    if "libcublas" in _text(C.ggufpy_dlerror()):
+        for entry in sys.path:
+            for cublas in Path(entry).glob("nvidia/*/lib/libcublas.so.*"):
+                C.ggufpy_dlopen(os.fsencode(cublas))
+    return C.ggufpy_dlopen(os.fsencode(path))
 
 
 def _best_cpu_library(paths: list[Path]) -> Path | None:
@@ -184,8 +193,8 @@ def _backends() -> dict[str, dict[str, Any]]:
 def build_info() -> dict[str, Any]:
     """Return how ggml was built and what it found here.
 
-    Keys: ggml_version, ggml_commit (of llama.cpp, from the pin), options (CMake's, by name), compiler, native, portable,
-    cuda (each a bool), cpu_features_needed, cpu_features_found (lists of compiler macro names such as "AVX512VNNI"),
+    Keys: ggml_version, ggml_commit (of llama.cpp, from the pin), options (CMake's, by name), compiler; native,
+    portable, cuda (bools); cpu_features_needed, cpu_features_found (lists of compiler macro names: "AVX512VNNI");
     backends (name → devices, features), backends_unavailable (name → reason).
     """
     info = dict(_record)
