@@ -6,6 +6,7 @@
 #endif
 
 #include <dlfcn.h>
+#include <stdlib.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -121,23 +122,143 @@ static bool ggufpy_dev_is_numa(ggml_backend_dev_t device) {
     return proc && proc();
 }
 
-/* --- graphs -------------------------------------------------------------------------------------------------- */
+/* --- tensors and graphs --------------------------------------------------------------------------------------- */
 
-/* The first node that none of the backends can compute (ggml would abort on it), or NULL. */
+/* What graph.py keeps of a tensor, in one call: ne, nb, type, and the layout flags of graph.py. */
+static void ggufpy_describe(const struct ggml_tensor * t, int64_t out[10]) {
+    for (int i = 0; i < 4; i++) {
+        out[i] = t->ne[i];
+        out[4 + i] = (int64_t) t->nb[i];
+    }
+    out[8] = t->type;
+    out[9] = (ggml_is_contiguous(t) ? 1 : 0) | (ggml_is_contiguous_1(t) ? 2 : 0) |
+             (t->nb[0] == ggml_type_size(t->type) ? 4 : 0);
+}
+
+/* ggml_build_forward_expand, but a graph of any depth needs no more stack than another: every source is expanded
+   before what it is a source of, in the order in which ggml itself would come to them. A node that ggml has taken
+   carries the flag COMPUTE. Returns false if memory ran out. */
+static bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tensor) {
+    struct frame { struct ggml_tensor * node; int next; };
+    size_t depth = 1, room = 256;
+    struct frame * stack = (struct frame *) malloc(room * sizeof(struct frame));
+    if (!stack) { return false; }
+    stack[0].node = tensor;
+    stack[0].next = 0;
+    while (depth) {
+        struct frame * top = &stack[depth - 1];
+        struct ggml_tensor * source = NULL;
+        while (top->next < GGML_MAX_SRC && !source) {
+            source = top->node->src[top->next++];
+            if (source && (source->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+                source = NULL;
+            }
+        }
+        if (!source) {
+            ggml_build_forward_expand(graph, top->node);
+            depth--;
+            continue;
+        }
+        if (depth == room) {
+            room *= 2;
+            struct frame * larger = (struct frame *) realloc(stack, room * sizeof(struct frame));
+            if (!larger) {
+                free(stack);
+                return false;
+            }
+            stack = larger;
+        }
+        stack[depth].node = source;
+        stack[depth++].next = 0;
+    }
+    free(stack);
+    return true;
+}
+
+static bool ggufpy_can_run(const struct ggml_tensor * node, ggml_backend_t * backends, int n) {
+    const struct ggml_tensor * owner = node->view_src ? node->view_src : node;
+    for (int i = 0; i < n; i++) {
+        bool reaches = !owner->buffer || ggml_backend_supports_buft(backends[i], ggml_backend_buffer_get_type(owner->buffer));
+        if (reaches && ggml_backend_supports_op(backends[i], node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first node, or source of one, that none of the backends can compute where its data lies (the scheduler would
+   abort on it), or NULL. */
 static struct ggml_tensor * ggufpy_graph_first_unsupported(
         struct ggml_cgraph * graph, ggml_backend_t * backends, int n) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         struct ggml_tensor * node = ggml_graph_node(graph, i);
-        int k = 0;
-        while (k < n && !ggml_backend_supports_op(backends[k], node)) {
-            k++;
-        }
-        if (k == n) {
+        if (!ggufpy_can_run(node, backends, n)) {
             return node;
+        }
+        for (int k = 0; k < GGML_MAX_SRC; k++) {
+            if (node->src[k] && node->src[k]->op == GGML_OP_NONE && !ggufpy_can_run(node->src[k], backends, n)) {
+                return node->src[k];
+            }
         }
     }
     return NULL;
 }
+
+static int64_t ggufpy_row_number(const struct ggml_tensor * t, const char * at) {
+    if (t->type == GGML_TYPE_I64) {
+        int64_t value;
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    int32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+/* Looks for a value outside 0 ... limits[i] - 1 in each of n tensors of type I32 or I64 that have memory; those
+   without are not part of the graph. Returns -1 if there is none, -2 if memory ran out, or else the number of the
+   tensor, with the value in *bad. */
+static int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * limits, int n, int64_t * bad) {
+    for (int i = 0; i < n; i++) {
+        const struct ggml_tensor * t = tensors[i];
+        const struct ggml_tensor * owner = t->view_src ? t->view_src : t;
+        if (!t->data || !owner->buffer) {
+            continue;
+        }
+        char * copy = NULL;
+        const char * data = (const char *) t->data;
+        if (!ggml_backend_buffer_is_host(owner->buffer)) {
+            copy = (char *) malloc(ggml_nbytes(t));
+            if (!copy) { return -2; }
+            ggml_backend_tensor_get(t, copy, 0, ggml_nbytes(t));
+            data = copy;
+        }
+        int found = -1;
+        for (int64_t i3 = 0; i3 < t->ne[3] && found < 0; i3++) {
+            for (int64_t i2 = 0; i2 < t->ne[2] && found < 0; i2++) {
+                for (int64_t i1 = 0; i1 < t->ne[1] && found < 0; i1++) {
+                    const char * row = data + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
+                    for (int64_t i0 = 0; i0 < t->ne[0]; i0++) {
+                        int64_t value = ggufpy_row_number(t, row + i0 * t->nb[0]);
+                        if (value < 0 || value >= limits[i]) {
+                            *bad = value;
+                            found = i;
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        free(copy);
+        if (found >= 0) {
+            return found;
+        }
+    }
+    return -1;
+}
+
+/* An abort callback that needs no Python: `data` is an int that anybody sets to stop the compute. */
+static bool ggufpy_stop(void * data) { return *(volatile int *) data != 0; }
 
 /* --- callbacks ----------------------------------------------------------------------------------------------- */
 

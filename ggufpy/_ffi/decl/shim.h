@@ -19,8 +19,12 @@ ggml_backend_buffer_type_t * ggufpy_dev_extra_bufts(ggml_backend_dev_t device);
 struct ggml_backend_feature * ggufpy_reg_features(ggml_backend_reg_t reg);
 bool ggufpy_dev_is_numa(ggml_backend_dev_t device);
 
-/* Graphs. */
+/* Tensors and graphs. */
+void ggufpy_describe(const struct ggml_tensor * t, int64_t * out);
 struct ggml_tensor * ggufpy_graph_first_unsupported(struct ggml_cgraph * graph, ggml_backend_t * backends, int n);
+bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tensor);
+int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * limits, int n, int64_t * bad);
+bool ggufpy_stop(void * data);
 
 /* Callbacks. */
 void ggufpy_log_discard(enum ggml_log_level level, const char * text, void * user_data);

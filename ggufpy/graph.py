@@ -1,0 +1,1248 @@
+"""A thin layer over ggml's graph building: `Context`, `Tensor`, `Graph`, and one method of `Context` per ggml operation.
+
+It owns tensors' metadata and the checks before C. It does not own memory or devices (`backend`), nor know any model (`arch`).
+
+Names, argument order and results are ggml's: `ctx.mul_mat(a, b)` is `ggml_mul_mat`. Shapes, strides and axes are in ggml's order
+everywhere in this file, innermost first: `[n_embd, n_tokens]`. Only `Tensor.set`, `.get` and `.numpy_view` speak NumPy's order.
+
+ggml answers a mistake with `abort()`, which no caller survives. None of its assertions can be reached from here, because:
+
+- each method repeats, before the call, what the ggml function asserts, *and* what the kernels of the CPU backend assert or
+  silently rely on when they run (types, contiguous rows, sizes). Where a device can do more, the CPU's rule still holds, since any
+  operation may fall back to the CPU. What fails is a `GraphError` that shows the operands' names, types and shapes;
+- sizes are kept so small (`MAX_ELEMENTS`, `MAX_TENSORS`) that no product or sum of them wraps; empty tensors are refused;
+- a context counts its tensors, and a graph is large enough for all of them;
+- row numbers (`get_rows`, `set_rows`, `mul_mat_id`, `add_id`, `ssm_scan`) must come from `argsort`, `argmax` or `top_k`, whose range is
+  known, or from a leaf: then `Scheduler.compute` looks at the values right before it hands the graph to ggml, whoever wrote them.
+  No operation may write to such a leaf;
+- a context keeps alive what its tensors point to, takes from other contexts only leaves bound to a buffer, and accepts no further
+  operation once its graph is allocated. Data is read and written only while it has memory;
+- `Scheduler.alloc` asks the backends whether they support each node, and refuses a graph twice.
+
+Left to the caller: NaN among values to sort (the CPU's argsort is undefined then, as in llama.cpp).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ggufpy._ffi.lib import C, ffi
+from ggufpy.backend import Buffer, Lifetime, Scheduler
+from ggufpy.errors import ClosedError, GraphError
+from ggufpy.gguf import GGMLType
+from ggufpy.types import NUMPY_TYPES
+
+__all__ = ["MAX_ELEMENTS", "MAX_TENSORS", "Context", "Graph", "Tensor"]
+
+MAX_ELEMENTS = 2**44  # of one tensor
+MAX_TENSORS = 2**16  # of one context
+MAX_NAME = 63  # bytes: GGML_MAX_NAME less the terminating zero
+INT32_MAX = 2**31 - 1
+
+F32, F16, BF16, F64 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64
+I8, I16, I32, I64 = GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64
+_FLOATS = (F32, F16, BF16)
+
+_TYPES: tuple[GGMLType | None, ...] = tuple(
+    GGMLType(code) if code in GGMLType._value2member_map_ else None for code in range(C.GGML_TYPE_COUNT)
+)
+
+
+def _flags(types: Sequence[GGMLType]) -> tuple[bool, ...]:
+    # A tuple indexed by the type's code: several times faster than a set, because hashing an enum member is slow.
+    return tuple(code in [int(t) for t in types] for code in range(len(_TYPES)))
+
+
+_QUANTIZED = [t for t in GGMLType if t.is_quantized]
+_NO_FROM_FLOAT = [GGMLType[n] for n in "IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M".split()]
+_NO_DOT = [GGMLType.Q8_1, GGMLType.Q8_K]
+# As the type traits of ggml-cpu.c have it: kernels exist for weights of these types, and for storing as these.
+_CAN_MULTIPLY = _flags([*_FLOATS, *(t for t in _QUANTIZED if t not in _NO_DOT)])
+_CAN_STORE = _flags([*_FLOATS, *(t for t in _QUANTIZED if t not in [*_NO_FROM_FLOAT, *_NO_DOT])])
+_CAN_GET_ROWS = _flags([*_FLOATS, I32, *(t for t in _QUANTIZED if t not in _NO_DOT)])
+_CAN_EXPAND = _flags([t for t in _QUANTIZED if t not in _NO_DOT])
+
+# Tensor.layout, as the C helper computes it.
+CONTIGUOUS = 1  # no gaps, no permutation
+CONTIGUOUS_1 = 2  # the same, but rows may have gaps between them (ggml_is_contiguous_1)
+ROWS = 4  # elements within a row are adjacent: nb[0] is the type's size
+
+# Tensor.flags
+LEAF = 1  # a tensor without operation, or a plain view of one
+WRITTEN = 2  # an operation writes to it
+INDEX = 4  # an operation uses its values as row numbers
+
+_SHAPE = struct.Struct("10q")  # ne, nb, type, layout
+_unpack = _SHAPE.unpack_from
+_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+_NULL = ffi.NULL
+
+
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def _dims(ne: Sequence[int]) -> list[int]:
+    """Drop trailing ones, but never the first dimension."""
+    n = 4
+    while n > 1 and ne[n - 1] == 1:
+        n -= 1
+    return list(ne[:n])
+
+
+def _error(op: str, why: str, **operands: Any) -> GraphError:
+    """Make the error for a refused operation: why, then each operand by role."""
+    shown = ", ".join(f"{role} = {value!r}" for role, value in operands.items() if value is not None)
+    return GraphError(f"{op}: {why}; {shown}" if shown else f"{op}: {why}")
+
+
+class Tensor:
+    """A tensor of a `Context`: shape, strides and type, copied from ggml once; data where the backend put it.
+
+    `ne` and `nb` are the four sizes and byte strides in ggml's order. `root` is the tensor a view looks into. `limit` bounds integer
+    values that an operation is known to produce: all lie in 0 … limit − 1.
+    """
+
+    __slots__ = ("buffer", "ctx", "flags", "layout", "limit", "nb", "ne", "ptr", "root", "type")
+
+    def __init__(self, ctx: Context, ptr: Any, root: Tensor | None, flags: int, limit: int | None) -> None:
+        C.ggufpy_describe(ptr, ctx._shape)
+        shape = _unpack(ctx._shape_bytes)
+        self.ne: tuple[int, int, int, int] = shape[:4]
+        self.nb: tuple[int, int, int, int] = shape[4:8]
+        self.type: GGMLType = _TYPES[shape[8]]  # type: ignore[assignment]
+        self.layout: int = shape[9]
+        self.ptr = ptr
+        self.ctx = ctx
+        self.root = root
+        self.flags = flags
+        self.limit = limit
+        self.buffer: Buffer | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name!r} {self.type.label} {_dims(self.ne)}"
+
+    @property
+    def name(self) -> str:
+        """Give the name (`ggml_get_name`); assigning sets it, at most 63 bytes of UTF-8."""
+        return ffi.string(C.ggml_get_name(self.ptr)).decode("utf-8", "replace")
+
+    @name.setter
+    def name(self, name: str) -> None:
+        text = name.encode()
+        if len(text) > MAX_NAME or b"\0" in text:
+            raise GraphError(f"a tensor's name has at most {MAX_NAME} bytes and no zero byte, {name!r} has {len(text)}")
+        C.ggml_set_name(self.ptr, text)
+
+    @property
+    def op(self) -> str:
+        """Name the operation that makes the tensor (`ggml_op_desc`), `NONE` for a leaf."""
+        return ffi.string(C.ggml_op_desc(self.ptr)).decode()
+
+    @property
+    def n_dims(self) -> int:
+        """Count the dimensions, trailing ones left out (`ggml_n_dims`)."""
+        return len(_dims(self.ne))
+
+    @property
+    def n_elements(self) -> int:
+        """Count the elements (`ggml_nelements`)."""
+        ne = self.ne
+        return ne[0] * ne[1] * ne[2] * ne[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Give the bytes from the first to the last element (`ggml_nbytes`)."""
+        return int(C.ggml_nbytes(self.ptr))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Give the shape in NumPy's order: outermost first, leading ones dropped."""
+        return tuple(reversed(_dims(self.ne)))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Say whether the elements follow each other without gaps (`ggml_is_contiguous`)."""
+        return bool(self.layout & CONTIGUOUS)
+
+    @property
+    def is_host(self) -> bool:
+        """Say whether the data lies in memory that the CPU reads in place."""
+        self._placed()
+        return bool(C.ggml_backend_buffer_is_host((self.root or self).ptr.buffer))
+
+    @property
+    def address(self) -> int:
+        """Give the address of the data: a pointer into host memory, or whatever the device calls one."""
+        self._placed()
+        return int(ffi.cast("uintptr_t", self.ptr.data))
+
+    def set(self, array: np.ndarray[Any, Any]) -> None:
+        """Copy `array` into the tensor (`ggml_backend_tensor_set`): this shape in NumPy's order, this dtype, no conversion.
+
+        Quantized types take the raw blocks as uint8 (last axis: bytes of a row), bf16 takes uint16.
+        """
+        dtype, shape = self._numpy()
+        if array.dtype != dtype or (array.shape != shape and _unpadded(array.shape) != _unpadded(shape)):
+            raise GraphError(f"{self!r} takes {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}")
+        owner = self._placed()
+        self._plain("set")
+        if owner is not None and owner.readonly:
+            raise GraphError(f"{self!r} lies in memory that cannot be written to")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        C.ggml_backend_tensor_set(self.ptr, ffi.from_buffer(array), 0, array.nbytes)
+
+    def set_bytes(self, data: Any) -> None:
+        """Copy the raw bytes of the whole tensor into it: anything with the buffer protocol."""
+        view = memoryview(data)
+        if view.nbytes != self.nbytes or not view.c_contiguous:
+            raise GraphError(f"{self!r} takes {self.nbytes} contiguous bytes, not {view.nbytes}")
+        owner = self._placed()
+        self._plain("set_bytes")
+        if owner is not None and owner.readonly:
+            raise GraphError(f"{self!r} lies in memory that cannot be written to")
+        C.ggml_backend_tensor_set(self.ptr, ffi.from_buffer(data), 0, view.nbytes)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """Copy the data into a new array in NumPy's order (`ggml_backend_tensor_get`).
+
+        The data of an intermediate node survives only until something else is computed into its place: flag it with
+        `Context.output` before its graph is allocated to keep it.
+        """
+        dtype, shape = self._numpy()
+        owner = self._placed()
+        self._plain("get")
+        if owner is not None and owner.packed:
+            raise GraphError(f"{self!r} is stored rearranged ({owner.type.name}): it cannot be read back")
+        array = np.empty(shape, dtype)
+        C.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(array), 0, array.nbytes)
+        return array
+
+    def numpy_view(self, *, writable: bool = False) -> np.ndarray[Any, Any]:
+        """Look at the data in place, without a copy; the memory lives at least as long as the view. Host memory only.
+
+        The view of a computed tensor shows the latest values; once the scheduler allocates another graph it keeps showing the last.
+        """
+        dtype, shape = self._numpy()
+        owner = self._placed()
+        holder: Any = owner if owner is not None else self.ctx._scheduler
+        if not self.is_host:
+            raise GraphError(f"{self!r} is not in host memory: use get()")
+        if self.type.is_quantized and not self.is_contiguous:
+            raise GraphError(f"{self!r} is quantized and not contiguous: no NumPy view of it exists")
+        if writable and owner is not None and owner.readonly:
+            raise GraphError(f"{self!r} lies in memory that cannot be written to")
+        flat = np.frombuffer(holder._lend(self.ptr.data, self.nbytes), np.uint8)
+        if self.is_contiguous:
+            view = flat.view(dtype).reshape(shape)
+        else:
+            strides = tuple(reversed(self.nb[: len(shape)]))
+            view = np.lib.stride_tricks.as_strided(flat[: self.nb[0]].view(dtype), shape, strides)
+        view.flags.writeable = writable
+        return view
+
+    def _numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Give the dtype and the shape that stand for this tensor in NumPy."""
+        dtype = NUMPY_TYPES.get(self.type)
+        if dtype is not None:
+            return dtype, self.shape
+        return np.dtype(np.uint8), (*self.shape[:-1], self.type.row_nbytes(self.ne[0]))
+
+    def _placed(self) -> Buffer | None:
+        """Return the buffer that holds the data, None for the scheduler's; raise when there is no data."""
+        if self.ctx._ptr is None:
+            raise ClosedError(f"the context of {self!r} is closed")
+        root = self.root or self
+        if root.buffer is None and not self.ctx._is_allocated() or self.ptr.data == _NULL:
+            raise GraphError(f"{self!r} has no data: bind it to a buffer, or allocate a graph that uses it")
+        if root.buffer is not None and root.buffer.closed:
+            raise ClosedError(f"the buffer of {self!r} is closed")
+        return root.buffer
+
+    def _plain(self, what: str) -> None:
+        if not self.layout & CONTIGUOUS:
+            raise GraphError(f"{what}: {self!r} is a view with gaps or permuted axes; make it contiguous first (cont)")
+
+
+def _unpadded(shape: Sequence[int]) -> list[int]:
+    return _dims((*(1,) * (4 - len(shape)), *shape)[::-1]) if len(shape) <= 4 else list(shape)
+
+
+class Context:
+    """The metadata of up to `n_tensors` tensors (a `ggml_context` without data), and the operations that make more of them.
+
+    Not thread-safe. A context manager; `close` may be called twice. Memory that other contexts or arrays still use lives on.
+    """
+
+    def __init__(self, n_tensors: int) -> None:
+        if not 0 < n_tensors <= MAX_TENSORS:
+            raise GraphError(f"a context holds 1 to {MAX_TENSORS} tensors, not {n_tensors}")
+        size = n_tensors * C.ggml_tensor_overhead() + 64
+        memory = _allocate("char[]", size + 16)
+        aligned = memory + -int(ffi.cast("uintptr_t", memory)) % 16
+        params = ffi.new("struct ggml_init_params *", {"mem_size": size, "mem_buffer": aligned, "no_alloc": True})
+        self._ptr: Any = ffi.gc(C.ggml_init(params[0]), C.ggml_free)
+        self._metadata = (self._ptr, memory)
+        self._life = Lifetime(*self._metadata)
+        self._capacity = n_tensors
+        self._left = n_tensors
+        self._n_leaves = 0
+        self._shape = ffi.new("int64_t[10]")
+        self._shape_bytes = ffi.buffer(self._shape)
+        self._foreign: set[Tensor] = set()  # leaves of other contexts that this one's operations use
+        # Leaves and views of leaves, by pointer (tensors would close a circle) → their row numbers must be below this.
+        self._indices: dict[Any, int] = {}
+        self._scheduler: Scheduler | None = None
+        self._generation = 0
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the context up. Its tensors cannot be used any more."""
+        self._ptr = None
+        self._seal()
+        self._life = Lifetime(*self._metadata)  # the tensors' names and shapes stay, what they refer to goes
+        self._foreign = set()
+        self._indices = {}
+        self._scheduler = None
+
+    @property
+    def n_tensors(self) -> int:
+        """Count the tensors made so far."""
+        return self._capacity - self._left
+
+    def _is_allocated(self) -> bool:
+        return self._scheduler is not None and self._scheduler._generation == self._generation
+
+    def _freeze(self, scheduler: Scheduler, generation: int) -> None:
+        """Take no more operations: `scheduler` has given the tensors memory."""
+        self._seal()
+        self._scheduler = scheduler
+        self._generation = generation
+
+    def _seal(self) -> None:
+        self._capacity -= self._left
+        self._left = 0
+
+    def _bindable(self, t: Tensor, buffer: Buffer) -> None:
+        """Check that a tensor may get its data from a buffer."""
+        if self._ptr is None or self._scheduler is not None:
+            raise self._no_room("bind")
+        if t.root is not None or not t.flags & LEAF:
+            raise _error("bind", "only leaves can be bound to a buffer", tensor=t)
+        if t.buffer is not None:
+            raise _error("bind", "it is bound already", tensor=t)
+        if t.flags & WRITTEN and buffer.readonly:
+            raise _error("bind", "operations write to it, and the buffer cannot be written to", tensor=t)
+        if buffer.packed:
+            # Only products know rearranged weights, and a view would hide where they lie: no operation in such a context.
+            if self._n_leaves < self.n_tensors:
+                raise _error("bind", "rearranged weights need a context without operations", tensor=t)
+            self._seal()
+
+    # --- making tensors ---------------------------------------------------------------------------------------------------------
+
+    def new_tensor(self, type: GGMLType | int, *ne: int, name: str | None = None) -> Tensor:
+        """Make a leaf of this type and shape (`ggml_new_tensor_4d`); its data comes from a buffer or a graph allocation."""
+        kind = _TYPES[type] if 0 <= type < len(_TYPES) else None
+        if kind is None:
+            raise GraphError(f"new_tensor: there is no type {type}")
+        self._size("new_tensor", kind, ne)
+        self._own("new_tensor")
+        self._n_leaves += 1
+        return self._named(self._wrap(C.ggml_new_tensor_4d(self._ptr, kind, *ne, *(1,) * (4 - len(ne))), flags=LEAF), name)
+
+    def input(self, type: GGMLType | int, *ne: int, name: str | None = None) -> Tensor:
+        """Make a leaf that is written before every compute (`ggml_set_input`)."""
+        tensor = self.new_tensor(type, *ne, name=name)
+        C.ggml_set_input(tensor.ptr)
+        return tensor
+
+    def output(self, a: Tensor, name: str | None = None) -> Tensor:
+        """Keep the memory of `a` from being used again (`ggml_set_output`), so that its data can be read after the compute."""
+        self._mine("output", a)
+        C.ggml_set_output(a.ptr)
+        return self._named(a, name)
+
+    def new_graph(self, size: int | None = None) -> Graph:
+        """Make an empty graph over this context."""
+        return Graph(self, size)
+
+    def _named(self, tensor: Tensor, name: str | None) -> Tensor:
+        if name is not None:
+            tensor.name = name
+        return tensor
+
+    def _wrap(self, ptr: Any, root: Tensor | None = None, flags: int = 0, limit: int | None = None) -> Tensor:
+        self._left -= 1
+        return Tensor(self, ptr, root, flags, limit)
+
+    def _view_of(self, a: Tensor, ptr: Any) -> Tensor:
+        return self._wrap(ptr, a.root or a, a.flags & LEAF, a.limit)
+
+    def _own(self, op: str, *operands: Tensor) -> None:
+        """Check that one more tensor fits, and that the operands are ours or may be used by us."""
+        if self._left < 1:
+            raise self._no_room(op)
+        for t in operands:
+            if t.ctx is not self:
+                self._adopt(op, t)
+
+    def _no_room(self, op: str) -> GraphError | ClosedError:
+        if self._ptr is None:
+            return ClosedError(f"{op}: the context is closed")
+        if self._scheduler is not None:
+            return GraphError(f"{op}: the context's graph is allocated already: build in a new context")
+        return GraphError(f"{op}: the context has no room for more than {self._capacity} tensors")
+
+    def _adopt(self, op: str, t: Tensor) -> None:
+        if t.ctx._ptr is None:
+            raise ClosedError(f"{op}: the context of {t!r} is closed")
+        if t.buffer is None:
+            raise _error(op, "a tensor of another context has to be a leaf that is bound to a buffer", operand=t)
+        if t.buffer.closed:
+            raise ClosedError(f"{op}: the buffer of {t!r} is closed")
+        if t.buffer.packed and op not in ("mul_mat", "mul_mat_id"):
+            raise _error(op, f"weights in {t.buffer.type.name} can only be multiplied with", operand=t)
+        if t not in self._foreign:
+            self._foreign.add(t)
+            self._life.add(t.ctx._life)
+
+    def _mine(self, op: str, a: Tensor) -> None:
+        """Check that `a` may still be changed."""
+        if self._ptr is None or self._scheduler is not None:
+            raise self._no_room(op)
+        if a.ctx is not self:
+            raise _error(op, "the tensor belongs to another context", a=a)
+
+    # --- shared checks ----------------------------------------------------------------------------------------------------------
+
+    def _size(self, op: str, type: GGMLType, ne: Sequence[int], **operands: Any) -> None:
+        """Check a new shape: one to four positive sizes, rows of whole blocks, not too many elements."""
+        n = 1
+        for size in ne:
+            n *= size
+        if not 1 <= len(ne) <= 4 or min(ne) < 1 or n > MAX_ELEMENTS or ne[0] % type.block_size:
+            raise _error(op, f"no {type.label} tensor has the shape {list(ne)}", **operands)
+
+    def _rows(self, op: str, **operands: Tensor) -> None:
+        for t in operands.values():
+            if not t.layout & ROWS:
+                raise _error(op, "the elements of a row have to be adjacent (use cont)", **operands)
+
+    def _index(self, op: str, ids: Tensor, n: int, **operands: Any) -> None:
+        """Make sure that no value of `ids` lies outside 0 … n − 1: by what is known now, or by a look before each compute."""
+        limit = ids.limit
+        if limit is not None:
+            if limit > n:
+                raise _error(op, f"row numbers go up to {limit - 1}, there are {n} rows", **operands)
+            return
+        root = ids.root or ids
+        if not ids.flags & LEAF or root.flags & WRITTEN:
+            raise _error(op, "row numbers have to come from a leaf, argsort, argmax or top_k", **operands)
+        root.flags |= INDEX
+        self._indices[ids.ptr] = min(n, self._indices.get(ids.ptr, n))
+
+    def _writes(self, op: str, a: Tensor, **operands: Any) -> Tensor:
+        """Check that an operation may write to the memory of `a`; return the tensor that owns it."""
+        root = a.root or a
+        if root.flags & INDEX:
+            raise _error(op, "its values are used as row numbers, so no operation may write to it", a=a)
+        if root.buffer is not None and root.buffer.readonly:
+            raise _error(op, "it lies in memory that cannot be written to", a=a)
+        root.flags |= WRITTEN
+        return root
+
+    # --- arithmetic -------------------------------------------------------------------------------------------------------------
+
+    def _arithmetic(self, op: str, function: Any, a: Tensor, b: Tensor) -> Tensor:
+        self._own(op, a, b)
+        ane, bne = a.ne, b.ne
+        if ane[0] % bne[0] or ane[1] % bne[1] or ane[2] % bne[2] or ane[3] % bne[3]:
+            raise _error(op, "b cannot be repeated to the shape of a", a=a, b=b)
+        if a.type not in _FLOATS or (b.type is not F32 and b.type is not a.type):
+            raise _error(op, "a is f32, f16 or bf16, b is f32 or the type of a", a=a, b=b)
+        if not a.layout & ROWS:
+            raise _error(op, "the elements of a row of a have to be adjacent (use cont)", a=a, b=b)
+        return self._wrap(function(self._ptr, a.ptr, b.ptr))
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Add `b`, repeated to the shape of `a`."""
+        return self._arithmetic("add", C.ggml_add, a, b)
+
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """Subtract `b`, repeated to the shape of `a`."""
+        return self._arithmetic("sub", C.ggml_sub, a, b)
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiply by `b`, repeated to the shape of `a`, element by element."""
+        return self._arithmetic("mul", C.ggml_mul, a, b)
+
+    def div(self, a: Tensor, b: Tensor) -> Tensor:
+        """Divide by `b`, repeated to the shape of `a`."""
+        return self._arithmetic("div", C.ggml_div, a, b)
+
+    def add_id(self, a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+        """Add to each a[:, i, t] the row b[:, ids[i, t]]: a [n, n_used, n_tokens], b [n, n_rows], ids i32 [n_used, n_tokens]."""
+        self._own("add_id", a, b, ids)
+        if a.ne[0] != b.ne[0] or a.ne[1:3] != ids.ne[:2] or a.ne[3] * b.ne[2] * b.ne[3] * ids.ne[2] * ids.ne[3] != 1:
+            raise _error("add_id", "a [n, k, t], b [n, rows], ids [k, t] expected", a=a, b=b, ids=ids)
+        if a.type is not F32 or b.type is not F32 or ids.type is not I32:
+            raise _error("add_id", "f32, f32 and i32 expected", a=a, b=b, ids=ids)
+        self._rows("add_id", a=a, b=b, ids=ids)
+        self._index("add_id", ids, b.ne[1], a=a, b=b, ids=ids)
+        return self._wrap(C.ggml_add_id(self._ptr, a.ptr, b.ptr, ids.ptr))
+
+    def scale(self, a: Tensor, s: float) -> Tensor:
+        """Multiply by the number `s`."""
+        limit = None
+        if a.limit is not None and 0 <= s <= 1:  # numbers that came from argsort stay within what f32 makes of the largest
+            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1
+        return self._contiguous("scale", C.ggml_scale, (F32, BF16), a, s, limit=limit)
+
+    def scale_bias(self, a: Tensor, s: float, b: float) -> Tensor:
+        """Multiply by `s`, then add `b`."""
+        return self._contiguous("scale_bias", C.ggml_scale_bias, (F32, BF16), a, s, b)
+
+    def fill(self, a: Tensor, c: float) -> Tensor:
+        """Make a tensor like `a` with `c` everywhere."""
+        return self._contiguous("fill", C.ggml_fill, (F32, F16), a, c)
+
+    def _contiguous(
+        self, op: str, function: Any, types: tuple[GGMLType, ...], a: Tensor, *numbers: float, limit: int | None = None
+    ) -> Tensor:
+        self._own(op, a)
+        if a.type not in types or not a.layout & CONTIGUOUS:
+            raise _error(op, f"a contiguous tensor of type {' or '.join(t.label for t in types)} expected", a=a)
+        return self._wrap(function(self._ptr, a.ptr, *numbers), limit=limit)
+
+    def _row_wise(self, op: str, function: Any, types: tuple[GGMLType, ...], a: Tensor, *numbers: float) -> Tensor:
+        # ROWS: the kernels walk a row without strides; CONTIGUOUS_1: and step from row to row by nb[1] alone.
+        self._own(op, a)
+        if a.type not in types or a.layout & (ROWS | CONTIGUOUS_1) != ROWS | CONTIGUOUS_1:
+            raise _error(op, f"rows without gaps of type {' or '.join(t.label for t in types)} expected", a=a)
+        return self._wrap(function(self._ptr, a.ptr, *numbers))
+
+    def clamp(self, a: Tensor, min: float, max: float) -> Tensor:
+        """Keep the values within min … max."""
+        return self._row_wise("clamp", C.ggml_clamp, (F32, F16), a, min, max)
+
+    # --- functions of one element -----------------------------------------------------------------------------------------------
+
+    def _unary(self, op: str, function: Any, a: Tensor) -> Tensor:
+        return self._row_wise(op, function, _FLOATS, a)
+
+    def abs(self, a: Tensor) -> Tensor:
+        """Take the absolute value."""
+        return self._unary("abs", C.ggml_abs, a)
+
+    def neg(self, a: Tensor) -> Tensor:
+        """Change the sign."""
+        return self._unary("neg", C.ggml_neg, a)
+
+    def sqr(self, a: Tensor) -> Tensor:
+        """Square."""
+        return self._unary("sqr", C.ggml_sqr, a)
+
+    def sqrt(self, a: Tensor) -> Tensor:
+        """Take the square root."""
+        return self._unary("sqrt", C.ggml_sqrt, a)
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Raise e to each element."""
+        return self._unary("exp", C.ggml_exp, a)
+
+    def log(self, a: Tensor) -> Tensor:
+        """Take the natural logarithm."""
+        return self._unary("log", C.ggml_log, a)
+
+    def sin(self, a: Tensor) -> Tensor:
+        """Take the sine."""
+        return self._unary("sin", C.ggml_sin, a)
+
+    def cos(self, a: Tensor) -> Tensor:
+        """Take the cosine."""
+        return self._unary("cos", C.ggml_cos, a)
+
+    def tanh(self, a: Tensor) -> Tensor:
+        """Take the hyperbolic tangent."""
+        return self._unary("tanh", C.ggml_tanh, a)
+
+    def sigmoid(self, a: Tensor) -> Tensor:
+        """Take 1 / (1 + e^−x)."""
+        return self._unary("sigmoid", C.ggml_sigmoid, a)
+
+    def softplus(self, a: Tensor) -> Tensor:
+        """Take log(1 + e^x)."""
+        return self._unary("softplus", C.ggml_softplus, a)
+
+    def relu(self, a: Tensor) -> Tensor:
+        """Take max(x, 0)."""
+        return self._unary("relu", C.ggml_relu, a)
+
+    def silu(self, a: Tensor) -> Tensor:
+        """Take x · sigmoid(x)."""
+        return self._unary("silu", C.ggml_silu, a)
+
+    def gelu(self, a: Tensor) -> Tensor:
+        """Take GELU in its tanh approximation (on the CPU through a table of f16 values)."""
+        return self._unary("gelu", C.ggml_gelu, a)
+
+    def gelu_erf(self, a: Tensor) -> Tensor:
+        """Take GELU by the error function."""
+        return self._unary("gelu_erf", C.ggml_gelu_erf, a)
+
+    def gelu_quick(self, a: Tensor) -> Tensor:
+        """Take x · sigmoid(1.702 x)."""
+        return self._unary("gelu_quick", C.ggml_gelu_quick, a)
+
+    def xielu(self, a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
+        """Take xIELU (arXiv:2411.13010) with these four parameters."""
+        return self._row_wise("xielu", C.ggml_xielu, _FLOATS, a, alpha_n, alpha_p, beta, eps)
+
+    # --- gated units ------------------------------------------------------------------------------------------------------------
+
+    def _glu(self, op: str, function: Any, a: Tensor) -> Tensor:
+        if a.ne[0] % 2:
+            raise _error(op, "a row has to hold two halves of equal length", a=a)
+        return self._row_wise(op, function, _FLOATS, a)
+
+    def _glu_split(self, op: str, function: Any, types: tuple[GGMLType, ...], a: Tensor, b: Tensor, *numbers: float) -> Tensor:
+        self._own(op, a, b)
+        if a.ne != b.ne or a.type is not b.type or a.type not in types:
+            raise _error(op, f"equal shapes of one type among {', '.join(t.label for t in types)} expected", a=a, b=b)
+        if a.layout & b.layout & (ROWS | CONTIGUOUS_1) != ROWS | CONTIGUOUS_1:
+            raise _error(op, "rows without gaps expected", a=a, b=b)
+        return self._wrap(function(self._ptr, a.ptr, b.ptr, *numbers))
+
+    def reglu(self, a: Tensor) -> Tensor:
+        """Gate: relu of the first half of each row, times the second."""
+        return self._glu("reglu", C.ggml_reglu, a)
+
+    def geglu(self, a: Tensor) -> Tensor:
+        """Gate: gelu of the first half of each row, times the second."""
+        return self._glu("geglu", C.ggml_geglu, a)
+
+    def swiglu(self, a: Tensor) -> Tensor:
+        """Gate: silu of the first half of each row, times the second."""
+        return self._glu("swiglu", C.ggml_swiglu, a)
+
+    def geglu_erf(self, a: Tensor) -> Tensor:
+        """Gate: gelu_erf of the first half of each row, times the second."""
+        return self._glu("geglu_erf", C.ggml_geglu_erf, a)
+
+    def geglu_quick(self, a: Tensor) -> Tensor:
+        """Gate: gelu_quick of the first half of each row, times the second."""
+        return self._glu("geglu_quick", C.ggml_geglu_quick, a)
+
+    def reglu_split(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gate: relu(a) · b."""
+        return self._glu_split("reglu_split", C.ggml_reglu_split, _FLOATS, a, b)
+
+    def geglu_split(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gate: gelu(a) · b."""
+        return self._glu_split("geglu_split", C.ggml_geglu_split, _FLOATS, a, b)
+
+    def swiglu_split(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gate: silu(a) · b."""
+        return self._glu_split("swiglu_split", C.ggml_swiglu_split, _FLOATS, a, b)
+
+    def geglu_erf_split(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gate: gelu_erf(a) · b."""
+        return self._glu_split("geglu_erf_split", C.ggml_geglu_erf_split, _FLOATS, a, b)
+
+    def geglu_quick_split(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gate: gelu_quick(a) · b."""
+        return self._glu_split("geglu_quick_split", C.ggml_geglu_quick_split, _FLOATS, a, b)
+
+    def swiglu_oai(self, a: Tensor, b: Tensor, alpha: float, limit: float) -> Tensor:
+        """Gate as gpt-oss does: with x = min(a, limit) and y = clamp(b, ±limit), x · sigmoid(alpha x) · (y + 1)."""
+        if not limit >= 0:
+            raise _error("swiglu_oai", f"limit {limit} is negative", a=a, b=b)
+        return self._glu_split("swiglu_oai", C.ggml_swiglu_oai, (F32,), a, b, alpha, limit)
+
+    def swiglu_clamp(self, a: Tensor, b: Tensor, limit: float) -> Tensor:
+        """Gate: silu(a) with both sides kept within `limit` (`ggml_swiglu_clamp`)."""
+        if not limit >= 0:
+            raise _error("swiglu_clamp", f"limit {limit} is negative", a=a, b=b)
+        return self._glu_split("swiglu_clamp", C.ggml_swiglu_clamp, (F32, F16), a, b, limit)
+
+    # --- norms and sums over rows -----------------------------------------------------------------------------------------------
+
+    def _over_rows(self, op: str, function: Any, a: Tensor, *numbers: float) -> Tensor:
+        self._own(op, a)
+        if a.type is not F32 or not a.layout & ROWS:
+            raise _error(op, "f32 with adjacent elements in each row expected", a=a)
+        return self._wrap(function(self._ptr, a.ptr, *numbers))
+
+    def _norm(self, op: str, function: Any, a: Tensor, eps: float) -> Tensor:
+        if not eps >= 0:
+            raise _error(op, f"eps {eps} is negative", a=a)
+        return self._over_rows(op, function, a, eps)
+
+    def norm(self, a: Tensor, eps: float) -> Tensor:
+        """Normalize each row to mean 0 and variance 1."""
+        return self._norm("norm", C.ggml_norm, a, eps)
+
+    def rms_norm(self, a: Tensor, eps: float) -> Tensor:
+        """Divide each row by its root mean square."""
+        return self._norm("rms_norm", C.ggml_rms_norm, a, eps)
+
+    def l2_norm(self, a: Tensor, eps: float) -> Tensor:
+        """Divide each row by its length, or by `eps` if that is larger."""
+        return self._norm("l2_norm", C.ggml_l2_norm, a, eps)
+
+    def group_norm(self, a: Tensor, n_groups: int, eps: float) -> Tensor:
+        """Normalize each of `n_groups` groups of channels (dimension 2)."""
+        # Between dimension 2 and the number of groups ggml divides without a look.
+        if not 0 < n_groups <= a.ne[2] or a.ne[2] % n_groups or not eps >= 0:
+            raise _error("group_norm", f"n_groups {n_groups} has to divide dimension 2, eps {eps} to be positive", a=a)
+        return self._over_rows("group_norm", C.ggml_group_norm, a, n_groups, eps)
+
+    def sum_rows(self, a: Tensor) -> Tensor:
+        """Sum each row: [n, …] → [1, …]."""
+        return self._over_rows("sum_rows", C.ggml_sum_rows, a)
+
+    def mean(self, a: Tensor) -> Tensor:
+        """Average each row: [n, …] → [1, …]."""
+        return self._over_rows("mean", C.ggml_mean, a)
+
+    def sum(self, a: Tensor) -> Tensor:
+        """Sum everything into one number."""
+        return self._over_rows("sum", C.ggml_sum, a)
+
+    def cumsum(self, a: Tensor) -> Tensor:
+        """Sum up along each row."""
+        return self._over_rows("cumsum", C.ggml_cumsum, a)
+
+    # --- matrix products --------------------------------------------------------------------------------------------------------
+
+    def mul_mat(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiply: a [k, n, x, y], b [k, m, x·r, y·s] → f32 [n, m, x·r, y·s]; `a` is the weight, of any type with a dot product."""
+        self._own("mul_mat", a, b)
+        ane, bne = a.ne, b.ne
+        if ane[0] != bne[0] or bne[2] % ane[2] or bne[3] % ane[3]:
+            raise _error("mul_mat", "a [k, n, x, y] and b [k, m, multiple of x, multiple of y] expected", a=a, b=b)
+        self._multipliable("mul_mat", a, b)
+        if ane[1] * bne[1] * bne[2] * bne[3] > MAX_ELEMENTS:
+            raise _error("mul_mat", "the result is too large", a=a, b=b)
+        return self._wrap(C.ggml_mul_mat(self._ptr, a.ptr, b.ptr))
+
+    def _multipliable(self, op: str, a: Tensor, b: Tensor) -> None:
+        same = b.type is a.type and a.type in (F16, BF16)
+        if not _CAN_MULTIPLY[a.type] or not (b.type is F32 or same or (a.type is F32 and b.type is BF16)):
+            raise _error(op, "no kernel multiplies these types (b is f32, or f16 with f16, bf16 with bf16 or f32)", a=a, b=b)
+        if not a.layout & b.layout & ROWS or a.nb[1] < a.nb[0]:
+            raise _error(op, "the elements of each row have to be adjacent (use cont)", a=a, b=b)
+
+    def mul_mat_set_hint(self, a: Tensor, hint: int) -> None:
+        """Tell the kernel that the left side of the product `a` is a Hadamard matrix (`GGML_HINT_SRC0_IS_HADAMARD`, 1)."""
+        self._mine("mul_mat_set_hint", a)
+        left, right = a.ptr.src[0], a.ptr.src[1]
+        n = left.ne[0] if a.op == "MUL_MAT" else 0
+        fits = n and n & (n - 1) == 0 and left.ne[1] == n and left.ne[2] * left.ne[3] == 1
+        if hint not in (0, 1) or not fits or left.type != F32 or right.type not in (F32, F16):
+            raise _error("mul_mat_set_hint", f"hint {hint} is for mul_mat(f32 [n, n], f32 or f16), n a power of two", a=a)
+        C.ggml_mul_mat_set_hint(a.ptr, hint)
+
+    def mul_mat_id(self, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+        """Multiply by chosen matrices: as [k, n, n_expert], b [k, n_used or 1, n_tokens], ids i32 [n_used, n_tokens] → [n, n_used, n_tokens]."""
+        self._own("mul_mat_id", as_, b, ids)
+        ane, bne, ine = as_.ne, b.ne, ids.ne
+        if ane[0] != bne[0] or ine[1] != bne[2] or ine[0] % bne[1] or ane[3] * bne[3] * ine[2] * ine[3] != 1:
+            raise _error("mul_mat_id", "as [k, n, e], b [k, u or 1, t], ids [u, t] expected", a=as_, b=b, ids=ids)
+        if ids.type is not I32 or b.type is not F32:
+            raise _error("mul_mat_id", "b f32 and ids i32 expected", a=as_, b=b, ids=ids)
+        self._multipliable("mul_mat_id", as_, b)
+        if ane[1] * ine[0] * ine[1] > MAX_ELEMENTS or ane[2] * ine[0] * ine[1] > 2**32:
+            raise _error("mul_mat_id", "the result is too large", a=as_, b=b, ids=ids)
+        self._index("mul_mat_id", ids, ane[2], a=as_, b=b, ids=ids)
+        return self._wrap(C.ggml_mul_mat_id(self._ptr, as_.ptr, b.ptr, ids.ptr))
+
+    def prec_set_acc(self, a: Tensor, prec: int) -> None:
+        """Ask that mul_mat, mul_mat_id or flash_attn_ext add up in `prec` at least: `GGML_PREC_F32` (10), or 0 to leave it open."""
+        self._mine("prec_set_acc", a)
+        if prec not in (0, 10) or not C.ggml_prec_set_acc(a.ptr, prec):
+            raise _error("prec_set_acc", f"precision {prec} cannot be set", a=a)
+
+    # --- copies and views -------------------------------------------------------------------------------------------------------
+
+    def cpy(self, a: Tensor, b: Tensor) -> Tensor:
+        """Copy `a` into `b`, converting; return a view of `b`."""
+        self._own("cpy", a, b)
+        if a.n_elements != b.n_elements:
+            raise _error("cpy", "equal numbers of elements expected", a=a, b=b)
+        self._convertible("cpy", a, b.type, a.ne == b.ne, b.layout, b=b)
+        if b.type.is_quantized and a.ne[0] % b.type.block_size:
+            raise _error("cpy", "rows of whole blocks expected", a=a, b=b)
+        root = self._writes("cpy", b)
+        return self._wrap(C.ggml_cpy(self._ptr, a.ptr, b.ptr), root)
+
+    def cast(self, a: Tensor, type: GGMLType | int) -> Tensor:
+        """Convert to another type (to i32: the fraction is dropped)."""
+        kind = _TYPES[type] if 0 <= type < len(_TYPES) else None
+        if kind is None:
+            raise _error("cast", f"there is no type {type}", a=a)
+        self._own("cast", a)
+        self._size("cast", kind, a.ne, a=a)
+        self._convertible("cast", a, kind, True, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        return self._wrap(C.ggml_cast(self._ptr, a.ptr, kind), limit=a.limit if kind in (F32, I32) else None)
+
+    def _convertible(self, op: str, a: Tensor, to: GGMLType, same_shape: bool, layout: int, **operands: Any) -> None:
+        """Check that the CPU has a copy kernel from `a` to a tensor of type `to` with this layout."""
+        both = a.layout & layout
+        if a.type is to:
+            fits = not to.is_quantized or both & CONTIGUOUS or (same_shape and both & ROWS)
+        elif a.type in _FLOATS:
+            if to in _FLOATS:
+                fits = True
+            elif to is I32:
+                fits = a.type is F32
+            else:
+                fits = _CAN_STORE[to] and layout & CONTIGUOUS and a.layout & ROWS
+        elif a.type is I32:
+            fits = to is F32
+        else:
+            fits = _CAN_EXPAND[a.type] and to is F32 and a.layout & ROWS and layout & CONTIGUOUS
+        if not fits:
+            raise _error(op, f"no kernel copies {a.type.label} to {to.label} with these strides", a=a, **operands)
+
+    def cont(self, a: Tensor) -> Tensor:
+        """Copy into contiguous memory."""
+        self._own("cont", a)
+        self._convertible("cont", a, a.type, True, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        if a.ne[0] % a.type.block_size:
+            raise _error("cont", "rows of whole blocks expected", a=a)
+        return self._wrap(C.ggml_cont(self._ptr, a.ptr), limit=a.limit)
+
+    def cont_2d(self, a: Tensor, ne0: int, ne1: int) -> Tensor:
+        """Copy into contiguous memory with another shape of as many elements."""
+        return self.cont_4d(a, ne0, ne1, 1, 1)
+
+    def cont_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> Tensor:
+        """Copy into contiguous memory with another shape of as many elements."""
+        return self.cont_4d(a, ne0, ne1, ne2, 1)
+
+    def cont_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+        """Copy into contiguous memory with another shape of as many elements."""
+        self._own("cont", a)
+        ne = (ne0, ne1, ne2, ne3)
+        self._same_size("cont", a, ne)
+        self._convertible("cont", a, a.type, a.ne == ne, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        return self._wrap(C.ggml_cont_4d(self._ptr, a.ptr, ne0, ne1, ne2, ne3), limit=a.limit)
+
+    def _same_size(self, op: str, a: Tensor, ne: Sequence[int]) -> None:
+        n = 1
+        for size in ne:
+            n *= size
+        if n != a.n_elements or min(ne) < 1 or ne[0] % a.type.block_size:
+            raise _error(op, f"the shape {list(ne)} does not fit", a=a)
+
+    def reshape(self, a: Tensor, b: Tensor) -> Tensor:
+        """Look at `a` in the shape of `b`."""
+        return self.reshape_4d(a, *b.ne)
+
+    def reshape_1d(self, a: Tensor, ne0: int) -> Tensor:
+        """Look at `a` in another shape of as many elements."""
+        return self.reshape_4d(a, ne0, 1, 1, 1)
+
+    def reshape_2d(self, a: Tensor, ne0: int, ne1: int) -> Tensor:
+        """Look at `a` in another shape of as many elements."""
+        return self.reshape_4d(a, ne0, ne1, 1, 1)
+
+    def reshape_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> Tensor:
+        """Look at `a` in another shape of as many elements."""
+        return self.reshape_4d(a, ne0, ne1, ne2, 1)
+
+    def reshape_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+        """Look at `a` in another shape of as many elements."""
+        self._own("reshape", a)
+        self._same_size("reshape", a, (ne0, ne1, ne2, ne3))
+        if not a.layout & CONTIGUOUS:
+            raise _error("reshape", "a contiguous tensor expected (use cont)", a=a)
+        return self._view_of(a, C.ggml_reshape_4d(self._ptr, a.ptr, ne0, ne1, ne2, ne3))
+
+    def view_1d(self, a: Tensor, ne0: int, offset: int) -> Tensor:
+        """Look at `ne0` elements from byte `offset` on."""
+        self._view("view_1d", a, (ne0, 1, 1, 1), (0, 0, 0), offset)
+        return self._view_of(a, C.ggml_view_1d(self._ptr, a.ptr, ne0, offset))
+
+    def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
+        """Look at `ne1` rows, `nb1` bytes apart, from byte `offset` on."""
+        self._view("view_2d", a, (ne0, ne1, 1, 1), (nb1, 0, 0), offset)
+        return self._view_of(a, C.ggml_view_2d(self._ptr, a.ptr, ne0, ne1, nb1, offset))
+
+    def view_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int) -> Tensor:
+        """Look at a part with these sizes and byte strides, from byte `offset` on."""
+        self._view("view_3d", a, (ne0, ne1, ne2, 1), (nb1, nb2, 0), offset)
+        return self._view_of(a, C.ggml_view_3d(self._ptr, a.ptr, ne0, ne1, ne2, nb1, nb2, offset))
+
+    def view_4d(
+        self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int
+    ) -> Tensor:
+        """Look at a part with these sizes and byte strides, from byte `offset` on."""
+        self._view("view_4d", a, (ne0, ne1, ne2, ne3), (nb1, nb2, nb3), offset)
+        return self._view_of(a, C.ggml_view_4d(self._ptr, a.ptr, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset))
+
+    def _view(self, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int) -> None:
+        """Check that a view lies within the memory of `a` (or of what `a` is a view of), on whole blocks."""
+        self._own(op, a)
+        kind = a.type
+        row, rest = divmod(ne[0], kind.block_size)
+        size = kind.type_size
+        start = offset + (int(a.ptr.view_offs) if a.root is not None else 0)
+        end = start + row * size + (ne[1] - 1) * nb[0] + (ne[2] - 1) * nb[1] + (ne[3] - 1) * nb[2]
+        # ggml asserts the same for the bytes the view would have without gaps, which strides below a row's length can undercut.
+        end = max(end, start + row * size * ne[1] * ne[2] * ne[3])
+        whole = rest or offset % size or nb[0] % size or nb[1] % size or nb[2] % size
+        if min(ne) < 1 or min(nb) < 0 or offset < 0 or whole or end > (a.root or a).nbytes:
+            raise _error(op, f"shape {list(ne)}, strides {list(nb)}, offset {offset} leave the memory or cut a block", a=a)
+
+    def permute(self, a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> Tensor:
+        """Look at `a` with its dimension i moved to place axis_i."""
+        self._own("permute", a)
+        if sorted((axis0, axis1, axis2, axis3)) != [0, 1, 2, 3]:
+            raise _error("permute", f"{[axis0, axis1, axis2, axis3]} is not an order of the four axes", a=a)
+        return self._view_of(a, C.ggml_permute(self._ptr, a.ptr, axis0, axis1, axis2, axis3))
+
+    def transpose(self, a: Tensor) -> Tensor:
+        """Look at `a` with its first two dimensions exchanged."""
+        self._own("transpose", a)
+        return self._view_of(a, C.ggml_transpose(self._ptr, a.ptr))
+
+    def concat(self, a: Tensor, b: Tensor, dim: int) -> Tensor:
+        """Put `b` behind `a` along dimension `dim`."""
+        self._own("concat", a, b)
+        if dim not in (0, 1, 2, 3) or a.type is not b.type or any(a.ne[i] != b.ne[i] for i in range(4) if i != dim):
+            raise _error("concat", f"one type and shapes that differ in dimension {dim} only expected", a=a, b=b)
+        self._rows("concat", a=a, b=b)
+        self._size("concat", a.type, [n + (b.ne[i] if i == dim else 0) for i, n in enumerate(a.ne)], a=a, b=b)
+        return self._wrap(C.ggml_concat(self._ptr, a.ptr, b.ptr, dim))
+
+    def repeat(self, a: Tensor, b: Tensor) -> Tensor:
+        """Repeat `a` to the shape of `b`."""
+        return self.repeat_4d(a, *b.ne)
+
+    def repeat_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+        """Repeat `a` to this shape."""
+        self._own("repeat", a)
+        ne = (ne0, ne1, ne2, ne3)
+        self._size("repeat", a.type, ne, a=a)
+        if any(n % m for n, m in zip(ne, a.ne)) or a.type not in (F32, F16, BF16, I16, I32) or not a.layout & ROWS:
+            raise _error("repeat", f"f32, f16, bf16, i16 or i32 rows that fill {list(ne)} expected", a=a)
+        return self._wrap(C.ggml_repeat_4d(self._ptr, a.ptr, ne0, ne1, ne2, ne3), limit=a.limit)
+
+    def pad(self, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
+        """Add zeros at the end of each dimension."""
+        self._own("pad", a)
+        pads = (p0, p1, p2, p3)
+        if a.type is not F32 or min(pads) < 0 or max(pads) > INT32_MAX:
+            raise _error("pad", f"f32 and no negative number among {list(pads)} expected", a=a)
+        self._size("pad", F32, [n + p for n, p in zip(a.ne, pads)], a=a)
+        return self._wrap(C.ggml_pad(self._ptr, a.ptr, p0, p1, p2, p3))
+
+    def arange(self, start: float, stop: float, step: float) -> Tensor:
+        """Make the f32 numbers start, start + step, … below `stop`."""
+        self._own("arange")
+        first, last, by = np.float32(start), np.float32(stop), np.float32(step)
+        if not (last > first and by > 0 and np.isfinite(last - first) and (last - first) / by < INT32_MAX):
+            raise _error("arange", f"no sequence leads from {start} to {stop} in steps of {step}")
+        return self._wrap(C.ggml_arange(self._ptr, start, stop, step))
+
+    # --- rows -------------------------------------------------------------------------------------------------------------------
+
+    def get_rows(self, a: Tensor, b: Tensor) -> Tensor:
+        """Gather rows: a [n, rows, x, y], b i32 [k, x, y] → [n, k, x, y], f32 (i32 if `a` is)."""
+        self._own("get_rows", a, b)
+        ane, bne = a.ne, b.ne
+        if ane[2] != bne[1] or ane[3] != bne[2] or bne[3] != 1 or b.type is not I32:
+            raise _error("get_rows", "a [n, rows, x, y] and i32 b [k, x, y] expected", a=a, b=b)
+        if not _CAN_GET_ROWS[a.type] or not a.layout & ROWS:
+            raise _error("get_rows", "no kernel gathers rows of this type with these strides", a=a, b=b)
+        if ane[0] * bne[0] * bne[1] * bne[2] > MAX_ELEMENTS:
+            raise _error("get_rows", "the result is too large", a=a, b=b)
+        self._index("get_rows", b, ane[1], a=a, b=b)
+        return self._wrap(C.ggml_get_rows(self._ptr, a.ptr, b.ptr), limit=a.limit)
+
+    def set_rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Scatter: row c[i] of `a` becomes row i of `b`, converted; return a view of `a`.
+
+        a [n, rows, x, y] of a type that can be stored, b f32 or f16 [n, k, x, y], c i64 or i32 [k, x / r, y / s]. No row number
+        may occur twice.
+        """
+        self._own("set_rows", a, b, c)
+        ane, bne, cne = a.ne, b.ne, c.ne
+        if ane[0] != bne[0] or ane[2:] != bne[2:] or bne[1] != cne[0] or bne[2] % cne[1] or bne[3] % cne[2] or cne[3] != 1:
+            raise _error("set_rows", "a [n, rows, x, y], b [n, k, x, y], c [k, x / r, y / s] expected", a=a, b=b, c=c)
+        if not _CAN_STORE[a.type] or b.type not in (F32, F16) or c.type not in (I64, I32):
+            raise _error("set_rows", "no kernel stores these types (b is f32 or f16, c i64 or i32)", a=a, b=b, c=c)
+        if not a.layout & b.layout & ROWS:
+            raise _error("set_rows", "the elements of each row have to be adjacent", a=a, b=b, c=c)
+        root = self._writes("set_rows", a)
+        self._index("set_rows", c, ane[1], a=a, b=b, c=c)
+        return self._wrap(C.ggml_set_rows(self._ptr, a.ptr, b.ptr, c.ptr), root)
+
+    # --- attention --------------------------------------------------------------------------------------------------------------
+
+    def soft_max(self, a: Tensor) -> Tensor:
+        """Take the softmax of each row."""
+        return self._contiguous("soft_max", C.ggml_soft_max, (F32,), a)
+
+    def soft_max_ext(self, a: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> Tensor:
+        """Take the softmax of each row of a · scale + mask · slope; `max_bias` above 0 makes ALiBi slopes by head (dimension 2)."""
+        self._own("soft_max_ext", a)
+        if a.type is not F32 or not a.layout & CONTIGUOUS:
+            raise _error("soft_max_ext", "contiguous f32 expected", a=a, mask=mask)
+        if mask is None:
+            if not max_bias <= 0:
+                raise _error("soft_max_ext", f"max_bias {max_bias} needs a mask", a=a)
+            return self._wrap(C.ggml_soft_max_ext(self._ptr, a.ptr, _NULL, scale, max_bias))
+        self._own("soft_max_ext", mask)
+        ane, mne = a.ne, mask.ne
+        if mne[0] != ane[0] or mne[1] < ane[1] or ane[2] % mne[2] or ane[3] % mne[3]:
+            raise _error("soft_max_ext", "mask [ne0, ne1 or more, divisor of ne2, divisor of ne3] expected", a=a, mask=mask)
+        if mask.type not in (F16, F32) or not mask.layout & CONTIGUOUS:
+            raise _error("soft_max_ext", "a contiguous f16 or f32 mask expected", a=a, mask=mask)
+        return self._wrap(C.ggml_soft_max_ext(self._ptr, a.ptr, mask.ptr, scale, max_bias))
+
+    def soft_max_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
+        """Let each head (dimension 2) of the softmax `a` share its weight with a sink: f32 [n_head]."""
+        self._add_sinks("soft_max_add_sinks", "SOFT_MAX", 2, C.ggml_soft_max_add_sinks, a, sinks)
+
+    def _add_sinks(self, op: str, kind: str, slot: int, function: Any, a: Tensor, sinks: Tensor | None) -> None:
+        self._mine(op, a)
+        if sinks is None:
+            return
+        if sinks.ctx is not self:
+            self._adopt(op, sinks)
+        if a.op != kind or a.ptr.src[slot] != _NULL:
+            raise _error(op, f"the result of a {kind.lower()} without sinks expected", a=a, sinks=sinks)
+        n_head = a.ptr.src[0].ne[2]
+        if sinks.type is not F32 or sinks.ne != (n_head, 1, 1, 1) or not sinks.layout & CONTIGUOUS:
+            raise _error(op, f"sinks f32 [{n_head}] expected", a=a, sinks=sinks)
+        # A context lays its tensors out in the order they are made: nothing older can be computed from something newer.
+        if not sinks.flags & LEAF and _address(sinks.ptr) > _address(a.ptr):
+            raise _error(op, "computed sinks have to be made before what they are added to", a=a, sinks=sinks)
+        function(a.ptr, sinks.ptr)
+
+    def flash_attn_ext(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, max_bias: float, logit_softcap: float
+    ) -> Tensor:
+        """Attend: q [dk, n_q, n_head, s], k [dk, n_kv, n_head_kv, s], v [dv, n_kv, n_head_kv, s] → f32 [dv, n_head, n_q, s].
+
+        mask f16 [n_kv, n_q or more, divisor of n_head, divisor of s], contiguous, or None; n_head is a multiple of n_head_kv.
+        """
+        self._own("flash_attn_ext", q, k, v)
+        qne, kne, vne = q.ne, k.ne, v.ne
+        if qne[0] != kne[0] or kne[1:] != vne[1:] or qne[2] % kne[2] or qne[3] != kne[3]:
+            raise _error("flash_attn_ext", "q [d, m, h, s], k [d, n, h / r, s], v [e, n, h / r, s] expected", q=q, k=k, v=v)
+        if q.type is not F32 or not _CAN_MULTIPLY[k.type] or not _CAN_MULTIPLY[v.type]:
+            raise _error("flash_attn_ext", "no kernel for these types (q has to be f32)", q=q, k=k, v=v)
+        if not q.layout & k.layout & v.layout & ROWS:
+            raise _error("flash_attn_ext", "the elements of each row have to be adjacent", q=q, k=k, v=v)
+        if qne[1] * qne[2] * qne[3] * vne[0] > MAX_ELEMENTS:
+            raise _error("flash_attn_ext", "the result is too large", q=q, k=k, v=v)
+        at = _NULL
+        if mask is not None:
+            self._own("flash_attn_ext", mask)
+            mne = mask.ne
+            if mne[0] != kne[1] or mne[1] < qne[1] or qne[2] % mne[2] or qne[3] % mne[3]:
+                raise _error("flash_attn_ext", "mask [n, m or more, divisor of h, divisor of s] expected", q=q, k=k, mask=mask)
+            if mask.type is not F16 or not mask.layout & CONTIGUOUS:
+                raise _error("flash_attn_ext", "a contiguous f16 mask expected", q=q, k=k, mask=mask)
+            at = mask.ptr
+        elif not max_bias <= 0:
+            raise _error("flash_attn_ext", f"max_bias {max_bias} needs a mask", q=q, k=k, v=v)
+        return self._wrap(C.ggml_flash_attn_ext(self._ptr, q.ptr, k.ptr, v.ptr, at, scale, max_bias, logit_softcap))
+
+    def flash_attn_ext_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
+        """Let each head of the attention `a` share its weight with a sink: f32 [n_head]."""
+        self._add_sinks("flash_attn_ext_add_sinks", "FLASH_ATTN_EXT", 4, C.ggml_flash_attn_ext_add_sinks, a, sinks)
+
+    def flash_attn_ext_set_n_kv_max(self, a: Tensor, n_kv_max: int) -> None:
+        """Promise that no row of the mask of `a` has more finite entries than this; 0 promises nothing."""
+        self._mine("flash_attn_ext_set_n_kv_max", a)
+        if a.op != "FLASH_ATTN_EXT" or not 0 <= n_kv_max <= INT32_MAX:
+            raise _error("flash_attn_ext_set_n_kv_max", f"{n_kv_max} cannot be set", a=a)
+        C.ggml_flash_attn_ext_set_n_kv_max(a.ptr, n_kv_max)
+
+    def rope_ext(
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        n_dims: int,
+        mode: int,
+        n_ctx_orig: int,
+        freq_base: float,
+        freq_scale: float,
+        ext_factor: float,
+        attn_factor: float,
+        beta_fast: float,
+        beta_slow: float,
+    ) -> Tensor:
+        """Rotate by position: a [head_dim, n_head, n_tokens, s], b i32 [n_tokens], c f32 frequency factors or None.
+
+        Mode 0 turns neighbouring pairs, 2 (NEOX) pairs half of `n_dims` apart. The rest are YaRN's parameters (arXiv:2309.00071).
+        """
+        if mode not in (0, 2):
+            raise _error("rope_ext", f"mode 0 or 2 expected, not {mode}", a=a, b=b)
+        factors = self._rope("rope_ext", a, b, c, n_dims, n_ctx_orig, 1)
+        return self._wrap(
+            C.ggml_rope_ext(
+                self._ptr, a.ptr, b.ptr, factors, n_dims, mode, n_ctx_orig,
+                freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow,
+            )
+        )  # fmt: skip
+
+    def rope_multi(
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        n_dims: int,
+        sections: Sequence[int],
+        mode: int,
+        n_ctx_orig: int,
+        freq_base: float,
+        freq_scale: float,
+        ext_factor: float,
+        attn_factor: float,
+        beta_fast: float,
+        beta_slow: float,
+    ) -> Tensor:
+        """Rotate by four positions per token: b i32 [4 · n_tokens], in four planes; `sections` says how many pairs each turns.
+
+        Mode 8 is MROPE, 40 IMROPE, 24 VISION.
+        """
+        parts = tuple(sections)
+        if mode not in (8, 24, 40) or (mode == 24 and n_dims * 2 != a.ne[0]):
+            raise _error("rope_multi", f"mode 8, 40, or 24 with n_dims half of ne0 expected, not {mode}", a=a, b=b)
+        if len(parts) != 4 or min(parts) < 0 or max(parts[:3]) < 1 or sum(parts) > a.ne[0]:
+            raise _error("rope_multi", f"four sections with a sum of 1 to ne0 expected, not {list(parts)}", a=a, b=b)
+        factors = self._rope("rope_multi", a, b, c, n_dims, n_ctx_orig, 4)
+        return self._wrap(
+            C.ggml_rope_multi(
+                self._ptr, a.ptr, b.ptr, factors, n_dims, list(parts), mode, n_ctx_orig,
+                freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow,
+            )
+        )  # fmt: skip
+
+    def _rope(self, op: str, a: Tensor, b: Tensor, c: Tensor | None, n_dims: int, n_ctx_orig: int, per_token: int) -> Any:
+        self._own(op, a, b)
+        ne = a.ne
+        if a.type not in (F32, F16) or not a.layout & ROWS or n_dims < 2 or n_dims > ne[0] or (n_dims | ne[0]) & 1:
+            raise _error(op, f"f32 or f16 rows of an even length of at least n_dims = {n_dims} (even) expected", a=a, b=b)
+        if b.type is not I32 or b.n_elements != b.ne[0] or b.ne[0] != ne[2] * per_token or not b.layout & CONTIGUOUS:
+            raise _error(op, f"i32 positions [{ne[2] * per_token}] expected", a=a, b=b)
+        if not -INT32_MAX <= n_ctx_orig <= INT32_MAX:
+            raise _error(op, f"n_ctx_orig {n_ctx_orig} is out of range", a=a, b=b)
+        if c is None:
+            return _NULL
+        self._own(op, c)
+        if c.type is not F32 or c.ne[0] < n_dims // 2 or not c.layout & CONTIGUOUS:
+            raise _error(op, f"f32 factors [{n_dims // 2} or more] expected", a=a, b=b, c=c)
+        return c.ptr
+
+    # --- order ------------------------------------------------------------------------------------------------------------------
+
+    def argsort(self, a: Tensor, order: int) -> Tensor:
+        """Order each row, ascending (0) or descending (1): the i32 places of its elements."""
+        if order not in (0, 1):
+            raise _error("argsort", f"order 0 or 1 expected, not {order}", a=a)
+        return self._order("argsort", C.ggml_argsort, a, order)
+
+    def argsort_top_k(self, a: Tensor, k: int) -> Tensor:
+        """Give the places of the `k` largest elements of each row, in descending order: a view of `argsort`."""
+        if not 0 < k <= a.ne[0]:
+            raise _error("argsort_top_k", f"a row does not have {k} elements", a=a)
+        s = self.argsort(a, 1)
+        return self.view_4d(s, k, *s.ne[1:], *s.nb[1:], 0)
+
+    def top_k(self, a: Tensor, k: int) -> Tensor:
+        """Give the places of the `k` largest elements of each row, in no particular order."""
+        if not 0 < k <= a.ne[0]:
+            raise _error("top_k", f"a row does not have {k} elements", a=a)
+        return self._order("top_k", C.ggml_top_k, a, k)
+
+    def argmax(self, a: Tensor) -> Tensor:
+        """Give the place of the largest element of each row: a [n, rows] → i32 [rows]."""
+        if a.ne[2] * a.ne[3] != 1:
+            raise _error("argmax", "a matrix expected", a=a)
+        return self._order("argmax", C.ggml_argmax, a)
+
+    def _order(self, op: str, function: Any, a: Tensor, *numbers: int) -> Tensor:
+        self._own(op, a)
+        if a.type is not F32 or a.layout & (ROWS | CONTIGUOUS_1) != ROWS | CONTIGUOUS_1 or a.ne[0] > INT32_MAX:
+            raise _error(op, "f32 rows without gaps expected", a=a)
+        return self._wrap(function(self._ptr, a.ptr, *numbers), limit=a.ne[0])
+
+
+class Graph:
+    """The nodes that lead to some tensors of one context, in the order in which they are computed (`ggml_cgraph`)."""
+
+    def __init__(self, ctx: Context, size: int | None = None) -> None:
+        """Make an empty graph with room for `size` nodes and as many leaves; by default enough for all the context can have."""
+        if ctx._ptr is None:
+            raise ClosedError("the context is closed")
+        self.size = 2 * ctx._capacity + 1024 if size is None else size
+        if not 0 < self.size <= 4 * MAX_TENSORS:
+            raise GraphError(f"a graph holds 1 to {4 * MAX_TENSORS} nodes, not {self.size}")
+        self.ctx = ctx
+        nbytes = C.ggml_graph_overhead_custom(self.size, False) + 64
+        memory = _allocate("char[]", nbytes + 16)
+        aligned = memory + -int(ffi.cast("uintptr_t", memory)) % 16
+        params = ffi.new("struct ggml_init_params *", {"mem_size": nbytes, "mem_buffer": aligned, "no_alloc": True})
+        holder = ffi.gc(C.ggml_init(params[0]), C.ggml_free)
+        self.ptr = C.ggml_new_graph_custom(holder, self.size, False)
+        self._life = Lifetime(holder, memory)
+
+    def expand(self, tensor: Tensor) -> Tensor:
+        """Add what `tensor` is computed from, then itself (`ggml_build_forward_expand`); return it."""
+        self.ctx._mine("expand", tensor)
+        needed = self.ctx.n_tensors + len(self.ctx._foreign)
+        if needed > self.size:
+            raise GraphError(f"expand: a graph of {self.size} nodes may not hold the {needed} tensors of its context")
+        if not C.ggufpy_expand(self.ptr, tensor.ptr):
+            raise MemoryError
+        return tensor
+
+    def _allocatable(self, n_nodes: int) -> None:
+        """Check that a scheduler for `n_nodes` nodes and as many leaves can take the graph."""
+        ctx = self.ctx
+        if ctx._ptr is None:
+            raise ClosedError("the graph's context is closed")
+        if ctx._scheduler is not None:
+            raise GraphError("a graph of this context was allocated before: build it again in a new context")
+        if not len(self):
+            raise GraphError("the graph has no nodes")
+        if max(len(self), ctx._n_leaves + len(ctx._foreign)) > n_nodes:
+            raise GraphError(f"a graph of {len(self)} nodes does not fit a scheduler for {n_nodes}")
+
+    def _freeze(self, scheduler: Scheduler, generation: int) -> dict[Any, int]:
+        """Take no more nodes; return the row numbers to look at before each compute."""
+        self.ctx._freeze(scheduler, generation)
+        return self.ctx._indices
+
+    def __len__(self) -> int:
+        return int(C.ggml_graph_n_nodes(self.ptr))
+
+    @property
+    def names(self) -> list[str]:
+        """List the names of the nodes in order."""
+        return [ffi.string(C.ggml_graph_node(self.ptr, i).name).decode("utf-8", "replace") for i in range(len(self))]
+
+    @property
+    def ops(self) -> list[str]:
+        """List the operations of the nodes in order (`ggml_op_desc`)."""
+        return [ffi.string(C.ggml_op_desc(C.ggml_graph_node(self.ptr, i))).decode() for i in range(len(self))]
