@@ -1,4 +1,4 @@
-"""Metadata arrays, read in place: `GGUFArray` and its three kinds. Where an array lies in the file is `reader`'s to find."""
+"""Metadata arrays, read in place: `GGUFArray` and its three kinds. Finding and checking them is the work of `reader`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Strings(GGUFArray):
 
 
 class Nested(GGUFArray):
-    """Hold arrays."""
+    """Hold arrays in an array."""
 
     __slots__ = ("_items",)
 

@@ -43,6 +43,8 @@ _VALUE_DTYPES = {"b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16", "i2": "i16",
 _TENSOR_DTYPES = {"f4": GGMLType.F32, "f2": GGMLType.F16, "f8": GGMLType.F64,
                   "i1": GGMLType.I8, "i2": GGMLType.I16, "i4": GGMLType.I32, "i8": GGMLType.I64}  # fmt: skip
 _INT_RANGES = {"u32": (0, 2**32), "i32": (-(2**31), 2**31), "u64": (0, 2**64), "i64": (-(2**63), 2**63)}
+_INTS = ("u32", "i32", "u64", "i64")  # llama.cpp reads single integers as u32 …
+_INTS_IN_LIST = ("i32", "u32", "i64", "u64")  # … and demands i32 for tokenizer.ggml.token_type
 _SPLIT_KEYS = (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS)
 
 
@@ -64,10 +66,12 @@ def _type_of(value: Any) -> str:
             raise GGUFError(f"dtype {value.dtype} is no GGUF value type")
         return f"arr[{name}]" if value.ndim else name
     value = _plain(value)
-    return f"arr[{_common_type(value)}]" if isinstance(value, (list, tuple)) else _common_type([value])
+    if isinstance(value, (list, tuple)):
+        return f"arr[{_common_type(value, _INTS_IN_LIST)}]"
+    return _common_type([value], _INTS)
 
 
-def _common_type(items: Sequence[Any]) -> str:
+def _common_type(items: Sequence[Any], ints: Sequence[str]) -> str:
     """Choose the one value type that holds all items."""
     kinds = {_kind(item) for item in items}
     if len(kinds) != 1:
@@ -77,8 +81,8 @@ def _common_type(items: Sequence[Any]) -> str:
     if kind != "int":
         return kind
     low, high = min(items), max(items)
-    for name, (start, stop) in _INT_RANGES.items():
-        if start <= low and high < stop:
+    for name in ints:
+        if _INT_RANGES[name][0] <= low and high < _INT_RANGES[name][1]:
             return name
     raise GGUFError(f"no integer type holds {low} to {high}")
 
@@ -234,9 +238,9 @@ class GGUFWriter:
     def add(self, key: str, value: Any, type: str | None = None) -> None:
         """Add a metadata pair under a type name such as `"u16"` or `"arr[i32]"`, as `GGUFFile.metadata_types` gives it.
 
-        Without a type: bool is bool; an int is the first of u32, i32, u64 and i64 that holds it (or all items of its
-        list); a float is f32; str and bytes are str; NumPy arrays and scalars go by dtype; a `GGUFArray` keeps its own.
-        Raises `GGUFError` for a key or value that does not fit.
+        Without a type: bool is bool; an int is the first of u32, i32, u64 and i64 that holds it, ints in a list the first
+        of i32, u32, i64 and u64; a float is f32; str and bytes are str; NumPy arrays and scalars go by dtype; a
+        `GGUFArray` keeps its own. Raises `GGUFError` for a key or value that does not fit.
         """
         try:
             if key in _SPLIT_KEYS:
