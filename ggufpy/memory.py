@@ -207,8 +207,11 @@ class KVCache:
         """Copy one stream's cells and data to another."""
         self.cells[dst] = self.cells[src].copy()
         for tensor in (*self.k.values(), *self.v.values()):
-            n = tensor.nbytes // self.n_stream
-            tensor.set_bytes(tensor.get_bytes(src * n, n), dst * n)
+            in_place = tensor.buffer is not None and tensor.buffer.is_host
+            data = tensor.numpy_view(writable=True) if in_place else tensor.get()
+            data[dst] = data[src]
+            if not in_place:
+                tensor.set(data)
 
 
 class KVInputs:
@@ -304,10 +307,11 @@ class KVInputs:
             stream, row = cache.stream_row(seq_id)
             mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
             seen[mine] = cache.cells[stream].visible(row, ubatch.positions[mine], n_kv, cache.n_swa)
-        shape = (len(placement.streams), 1, -1, n_kv)
         if cache.options.flash_attn:
-            return ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16).reshape(shape)
-        return np.where(seen, np.float32(0), np.float32(-np.inf)).reshape(shape)
+            mask = ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
+        else:
+            mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+        return mask.reshape(self.mask.shape)
 
 
 class Memory:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import Builder, Rope
 from ggufpy.backend import Backend, Scheduler, physical_cores
-from ggufpy.errors import ClosedError, ContextLengthError
+from ggufpy.errors import BackendError, ClosedError, ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 from ggufpy.memory import CacheOptions, IntArray, KVInputs, Memory, MicroBatch, Placement
@@ -88,6 +88,13 @@ class _Run:
     out_ids: Tensor | None
     caches: list[KVInputs]
     logits: Tensor | None
+    in_place: FloatArray | None  # the logits' memory, where the host can see it
+
+    def result(self) -> FloatArray:
+        """Return the logits, [n_outputs, n_vocab], valid until the next computation."""
+        assert self.logits is not None
+        rows = self.logits.get() if self.in_place is None else self.in_place
+        return rows.reshape(-1, self.logits.ne[0])
 
 
 class Session:
@@ -237,7 +244,8 @@ class Session:
             for cache, placement in zip(run.caches, placements, strict=True):
                 cache.set(ubatch, placement)
             self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
-            self._scheduler.compute(run.graph)
+            if not self._scheduler.compute(run.graph):
+                raise BackendError("the computation was stopped")
         except BaseException:
             self._run = None
             for seq_id in ubatch.seq_ids:
@@ -245,7 +253,7 @@ class Session:
             raise
         if run.logits is None:
             return np.empty((0, self._config.n_vocab), np.float32)
-        return run.logits.view()
+        return run.result()
 
     def _build(
         self, key: tuple[object, ...], n_tokens: int, n_outputs: int, placements: list[Placement]
@@ -253,7 +261,7 @@ class Session:
         """Assemble the graph for a shape and give its tensors memory."""
         self._run = None
         self._scheduler.reset()
-        g = Context(2 * self._n_nodes, self._n_nodes)
+        g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
         positions = g.input(GGMLType.I32, n_tokens, name="inp_pos")
@@ -276,8 +284,11 @@ class Session:
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
         logits = self._arch.build(builder)
+        if logits is not None:
+            g.output(logits)
         self._scheduler.alloc(graph)
-        self._run = _Run(key, g, graph, tokens, positions, out_ids, caches, logits)
+        in_place = logits.numpy_view() if logits is not None and len(self._backends) == 1 else None
+        self._run = _Run(key, g, graph, tokens, positions, out_ids, caches, logits, in_place)
         return self._run
 
     # ------------------------------------------------------------------------------------------------------- memory

@@ -24,6 +24,8 @@ __all__ = ["Attention", "Builder", "Decoder", "Moe", "Rope", "RopeType", "f32"]
 RopeType = int
 ROPE_NORM: RopeType = 0
 ROPE_NEOX: RopeType = 2
+PREC_F32 = 10
+HINT_HADAMARD = 1
 
 
 def f32(x: float) -> float:
@@ -356,11 +358,12 @@ def attend(b: Builder, q: Tensor, scale: float, il: int) -> Tensor:
     q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
     if b.flash_attn:
         cur = g.flash_attn_ext(q, keys, values, kv.mask, scale, 0.0, 0.0)
-        g.flash_attn_ext_set_prec_f32(cur)
+        g.prec_set_acc(cur, PREC_F32)
         cur.name = f"__fattn__-{il}"
         cur = g.reshape_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
     else:
         kq = g.mul_mat(keys, q)  # [n_kv, n_tokens, n_head, n_stream]
+        g.prec_set_acc(kq, PREC_F32)
         kq.name = f"kq-{il}"
         kq = g.soft_max_ext(kq, kv.mask, scale, 0.0)
         kq.name = f"kq_soft_max-{il}"
@@ -379,7 +382,7 @@ def hadamard(g: Context, x: Tensor, rot: Tensor) -> Tensor:
     rows = x.n_elements // n
     y = g.reshape_2d(x, n, rows) if x.is_contiguous else g.cont_2d(x, n, rows)
     y = g.mul_mat(rot, y)
-    g.mul_mat_set_hint_hadamard(y)
+    g.mul_mat_set_hint(y, HINT_HADAMARD)
     return g.reshape_4d(y, *x.ne)
 
 

@@ -1,0 +1,123 @@
+"""Cells follow llama.cpp's rules, checked against a plain retelling of them, cell by cell."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ggufpy.memory import Cells, _hadamard, _largest_rotation
+
+SIZE, ROWS = 48, 3
+
+
+class Retold:
+    """The same rules as `Cells`, one cell at a time and without any shortcut."""
+
+    def __init__(self) -> None:
+        self.cells: list[tuple[int, set[int]]] = [(-1, set()) for _ in range(SIZE)]
+        self.head = 0
+
+    def max_pos(self, row: int) -> int:
+        return max((pos for pos, has in self.cells if row in has), default=-1)
+
+    def find(self, n: int, n_swa: int) -> list[int] | None:
+        used = sum(bool(has) for _, has in self.cells)
+        at = 0 if self.head > used + 2 * n else self.head
+        found = []
+        for _ in range(SIZE):
+            at %= SIZE
+            pos, has = self.cells[at]
+            if not has or (n_swa and len(has) == 1 and self.max_pos(min(has)) + 1 - pos >= n_swa):
+                found.append(at)
+                if len(found) == n:
+                    return found
+            at += 1
+        return None
+
+    def place(self, cells: list[int], positions: list[int], row: int) -> None:
+        lost: dict[int, int] = {}
+        for at, pos in zip(cells, positions, strict=True):
+            old, has = self.cells[at]
+            for owner in has:
+                lost[owner] = max(lost.get(owner, -1), old)
+            self.cells[at] = (pos, {row})
+        for owner, last in lost.items():
+            self.remove(owner, 0, last + 1)
+        self.head = cells[-1] + 1
+
+    def remove(self, row: int, p0: int, p1: int) -> None:
+        freed = []
+        for at, (pos, has) in enumerate(self.cells):
+            if row in has and p0 <= pos < p1:
+                has.discard(row)
+                if not has:
+                    self.cells[at] = (-1, has)
+                    freed.append(at)
+        if freed and freed[0] < self.head:
+            self.head = freed[0]
+
+
+def state(cells: Cells) -> list[tuple[int, set[int]]]:
+    return [(int(p), {int(r) for r in np.flatnonzero(cells.has[:, i])}) for i, p in enumerate(cells.pos)]
+
+
+@pytest.mark.parametrize("n_swa", [0, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_cells_follow_the_rules(seed: int, n_swa: int) -> None:
+    """Whatever is placed, trimmed, shared and dropped, cells, owners and head are those of the plain retelling."""
+    rng = random.Random(seed)
+    cells, retold = Cells(SIZE, ROWS), Retold()
+    n_found = 0
+    for _ in range(120):
+        row = rng.randrange(ROWS)
+        choice = rng.random()
+        if choice < 0.7:
+            n = rng.choice([1, 1, 2, 5, 9])
+            found, expected = cells.find(n, n_swa), retold.find(n, n_swa)
+            assert (None if found is None else found.tolist()) == expected
+            if expected is None:
+                continue
+            n_found += 1
+            positions = np.arange(n, dtype=np.int32) + retold.max_pos(row) + 1
+            cells.place(found, positions, row)
+            retold.place(expected, positions.tolist(), row)
+        elif choice < 0.9:
+            keep = rng.randrange(retold.max_pos(row) + 2)
+            cells.remove(row, keep, 2**31 - 1)
+            retold.remove(row, keep, 2**31 - 1)
+        else:
+            other = (row + 1) % ROWS
+            cells.remove(other, 0, 2**31 - 1)
+            retold.remove(other, 0, 2**31 - 1)
+            cells.has[other] = cells.has[row]
+            for _, has in retold.cells:
+                has |= {other} if row in has else set()
+        assert state(cells) == retold.cells
+        assert cells.head == retold.head
+        assert cells.used == sum(bool(has) for _, has in retold.cells)
+        assert cells.end == max((i + 1 for i, (_, has) in enumerate(retold.cells) if has), default=0)
+        assert [cells.max_pos(r) for r in range(ROWS)] == [retold.max_pos(r) for r in range(ROWS)]
+    assert n_found > 20
+
+
+def test_visible_is_causal_windowed_and_of_one_sequence() -> None:
+    """A position sees its own sequence up to itself, and of that no more than the window."""
+    cells = Cells(8, 2)
+    cells.place(np.arange(4), np.arange(4, dtype=np.int32), 0)
+    cells.place(np.arange(4, 6), np.arange(2, dtype=np.int32), 1)
+    seen = cells.visible(0, np.array([2, 3], np.int32), 8, 0)
+    assert seen.astype(int).tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+    seen = cells.visible(0, np.array([3], np.int32), 8, 2)
+    assert seen.astype(int).tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
+    assert cells.visible(1, np.array([1], np.int32), 8, 0).astype(int).tolist() == [[0, 0, 0, 0, 1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize(("width", "n"), [(64, 64), (128, 128), (192, 64), (256, 256), (320, 64)])
+def test_rotation_is_the_largest_that_divides_the_head(width: int, n: int) -> None:
+    """The rotation's order is 64·2^k, and its matrix undoes itself."""
+    assert n == _largest_rotation(width)
+    h = _hadamard(n)
+    np.testing.assert_allclose(h @ h, np.eye(n), atol=1e-5)
+    assert set(np.abs(h).ravel().tolist()) == {float(np.float32(1) / np.sqrt(np.float32(n)))}
