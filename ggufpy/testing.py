@@ -50,16 +50,15 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
         "linear": {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
         "yarn": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "no-scaling": {"rope_scaling_type": "none", "rope_scaling_factor": 4.0},
+        "ignored-keys": {"extra": {f"{name}.attention.scale": 0.25, f"{name}.expert_weights_scale": 2.0}},
     }
     if declaration.rope_factors:
         found["rope-factors"] = {"rope_factors": True}
         found["longrope"] = {"rope_scaling_type": "longrope", "rope_factors": True, "n_ctx_orig_yarn": 2048}
         found["longrope-long"] = {"rope_scaling_type": "longrope", "rope_factors": True, "n_ctx_orig_yarn": 64}
-    if "attention_scale" in declaration.keys:
-        found["attention-scale"] = {"attention_scale": 0.25}
     if declaration.moe:
         found["experts"] = {"n_expert": 4, "n_expert_used": 2}
-        found["one-expert"] = {"n_expert": 4, "n_expert_used": 1, "expert_weights_scale": 1.5}
+        found["one-expert"] = {"n_expert": 4, "n_expert_used": 1}
         found["ungated-experts"] = {"n_expert": 4, "n_expert_used": 2, "gated": False, "scale": True}
     if "n_swa" in declaration.keys:
         found["window"] = {"n_swa": 16, "n_layer": declaration.swa_period + 1}
@@ -83,6 +82,7 @@ def write_tiny_model(
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
     swa_pattern   the window pattern, a period or a bool for each layer
+    extra         more metadata, by its full key
 
     The vocabulary has 64 tokens: two control tokens, single characters and a few merges. Raises ValueError for an
     unknown variant, UnsupportedArchitectureError for an unknown architecture.
@@ -110,7 +110,7 @@ def write_tiny_model(
     return Path(path)
 
 
-_SWITCHES = {"tied", "bias", "fused_qkv", "scale", "rope_factors", "gated", "swa_pattern"}
+_SWITCHES = {"tied", "bias", "fused_qkv", "scale", "rope_factors", "gated", "swa_pattern", "extra"}
 
 
 def _metadata(declaration: Decoder, shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,6 +128,7 @@ def _metadata(declaration: Decoder, shape: Mapping[str, Any], switches: Mapping[
         "tokenizer.ggml.merges": MERGES,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
+        **switches.get("extra", {}),
     }
 
 

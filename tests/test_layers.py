@@ -20,14 +20,18 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+def runs_later(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+
+
 def imports(path: Path) -> set[str]:
     """The rooms that a file imports from when it is imported itself."""
     found = set()
     package = ["ggufpy", *path.relative_to(ROOT).parts[:-1]]
     tree = ast.parse(path.read_text())
-    functions = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for inner in ast.walk(node)}
+    later = {id(inner) for node in ast.walk(tree) if runs_later(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
-        if id(node) in functions:
+        if id(node) in later:
             continue
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []

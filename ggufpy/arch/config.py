@@ -74,8 +74,6 @@ class Config:
     n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
 
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
-    attention_scale: float = _asked("attention.scale", 0.0)
-    expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
     final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0)
     n_swa: int = _asked("attention.sliding_window", 0)
     rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0)

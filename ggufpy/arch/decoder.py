@@ -72,6 +72,8 @@ class Decoder:
     """Attention and FFN outputs are normalized before they are added."""
     activation: str = "swiglu"
     ffn_bias: bool = False
+    ffn_scale: bool = True
+    """The matrices of the FFN may have scales."""
     moe: Moe | None = None
     swa_period: int = 0
     """With a window: of each run of that many layers the last one sees everything."""
@@ -129,9 +131,8 @@ class Decoder:
                 yield TensorSpec(f"ffn_{role}_exps.weight", (*shape, c.n_expert), optional=role == "gate")
                 yield TensorSpec(f"ffn_{role}_exps.scale", (c.n_expert,), optional=True)
         else:
-            yield from _linear("ffn_gate", c.n_embd, n_ff, bias=self.ffn_bias)
-            yield from _linear("ffn_up", c.n_embd, n_ff, bias=self.ffn_bias)
-            yield from _linear("ffn_down", n_ff, c.n_embd, bias=self.ffn_bias)
+            for role, shape in (("gate", (c.n_embd, n_ff)), ("up", (c.n_embd, n_ff)), ("down", (n_ff, c.n_embd))):
+                yield from _linear(f"ffn_{role}", *shape, bias=self.ffn_bias, scale=self.ffn_scale)
         if self.post_norm:
             yield TensorSpec("post_ffw_norm.weight", (c.n_embd,))
 
@@ -140,9 +141,10 @@ class Decoder:
         return build_decoder(self, b)
 
 
-def _linear(role: str, n_in: int, n_out: int, *, bias: bool) -> Iterator[TensorSpec]:
+def _linear(role: str, n_in: int, n_out: int, *, bias: bool, scale: bool = True) -> Iterator[TensorSpec]:
     yield TensorSpec(f"{role}.weight", (n_in, n_out))
-    yield TensorSpec(f"{role}.scale", (1,), optional=True)
+    if scale:
+        yield TensorSpec(f"{role}.scale", (1,), optional=True)
     if bias:
         yield TensorSpec(f"{role}.bias", (n_out,), optional=True)
 
@@ -423,8 +425,6 @@ def moe_ffn(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
         weights = g.reshape_2d(weights, n_used, n_tokens)
         total = g.clamp(g.sum_rows(weights), 6.103515625e-5, math.inf)
         weights = g.reshape_3d(g.div(weights, total), 1, n_used, n_tokens)
-    if c.expert_weights_scale not in (0.0, 1.0):
-        weights = g.scale(weights, f32(c.expert_weights_scale))
     b.graph.expand(weights)
 
     x = g.reshape_3d(x, n_embd, 1, n_tokens)

@@ -27,5 +27,6 @@ GEMMA3 = Decoder(
     qk_norm=True,
     post_norm=True,
     activation="geglu",
+    ffn_scale=False,
     swa_period=6,
 )

@@ -1,11 +1,14 @@
-"""Llama and the models converted to its name: Llama 1-3, Mistral, Mixtral, SmolLM, TinyLlama, Yi and others."""
+"""Llama and the models converted to its name: Llama 1-3, Mistral, Mixtral, SmolLM, TinyLlama, Yi and others.
+
+`llama.attention.scale` and `llama.expert_weights_scale` are not read: llama.cpp ignores them for this architecture.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import ROPE_NORM, Decoder, Moe, f32, inv_sqrt
+from ggufpy.arch.decoder import ROPE_NORM, Decoder, Moe
 
 __all__ = ["LLAMA"]
 
@@ -21,10 +24,8 @@ def _check(c: Config) -> Iterator[str]:
 LLAMA = Decoder(
     name="llama",
     rope=ROPE_NORM,
-    keys={"attention_scale": 0.0, "expert_weights_scale": 0.0},
     check=_check,
     rope_factors=True,
-    attention_scale=lambda c: f32(c.attention_scale) or inv_sqrt(c.n_embd_head_v),
     output_bias=True,
     ffn_bias=True,
     moe=Moe(normalize=True),
