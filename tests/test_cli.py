@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -299,8 +300,6 @@ class Terminal(io.StringIO):
 
 def test_a_status_line_comes_late_and_goes(monkeypatch):
     """On a terminal nothing is drawn for what is quick; else one line is redrawn, and erased at the end."""
-    import time
-
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     with terminal.Status("quick"):
@@ -310,8 +309,23 @@ def test_a_status_line_comes_late_and_goes(monkeypatch):
     with terminal.Status("downloading x") as status:
         status.report(50, 200)
         time.sleep(0.3)
-    assert "\rdownloading x  [######..................]   25 %  50 B of 200 B  0 s\x1b[K" in stream.getvalue()
+    assert "\r\x1b[Kdownloading x  [##........]   25%  50 B of 200 B  0 s" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_messages_take_the_place_of_the_status_line(monkeypatch):
+    """What is said meanwhile begins on a line of its own, and not behind what stands there."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(terminal.Status, "DELAY", 0.01)
+    terminal.say("before")
+    with terminal.Status("waiting"):
+        time.sleep(0.15)
+        terminal.say("something")
+    terminal.say("after")
+    assert stream.getvalue().startswith("before\n\r\x1b[Kwaiting  0 s")
+    assert "\r\x1b[Ksomething\n" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[Kafter\n")
 
 
 def test_without_a_terminal_only_long_downloads_report(monkeypatch, capsys):
@@ -320,4 +334,4 @@ def test_without_a_terminal_only_long_downloads_report(monkeypatch, capsys):
     with terminal.Status("downloading x") as status:
         status.report(50, 200)
         status.report(51, 200)
-    assert capsys.readouterr().err == "downloading x:  25 %  50 B of 200 B\n"
+    assert capsys.readouterr().err == "downloading x:  25%  50 B of 200 B\n"

@@ -43,7 +43,7 @@ def start(*arguments: object, **options) -> subprocess.Popen:
 
 
 def greedy(*arguments: object) -> tuple[object, ...]:
-    return (*arguments, "--temperature", 0, "--threads", 2)
+    return (*arguments, "--temperature", 0, "--threads", 1)
 
 
 # generate
@@ -51,8 +51,8 @@ def greedy(*arguments: object) -> tuple[object, ...]:
 
 def test_generate_prints_prompt_and_text(smollm2_path, run):
     """Standard output is the prompt, the library's text and one newline; standard error is empty."""
-    with Model.load(smollm2_path) as model:
-        text = model.generate(PROMPT, temperature=0, max_tokens=8).text
+    with Model.load(smollm2_path) as model, model.session(n_threads=1) as session:
+        text = model.generate(PROMPT, temperature=0, max_tokens=8, session=session).text
     arguments = greedy("generate", PROMPT, "--model", smollm2_path, "--max-tokens", 8)
     assert run(*arguments) == (0, f"{PROMPT}{text}\n", "")
 
@@ -81,7 +81,8 @@ def test_generate_obeys_its_options(smollm2_path, run):
 def test_generate_reads_standard_input(prompt, smollm2_path, run, monkeypatch):
     """Without a prompt, or for -, it is standard input less its last newline, read as UTF-8 whatever the locale."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\n\n".encode()), "ascii"))
-    assert run("generate", *prompt, "--model", smollm2_path, "--max-tokens", 0) == (0, "né\n\n", "")
+    arguments = greedy("generate", *prompt, "--model", smollm2_path, "--max-tokens", 0)
+    assert run(*arguments) == (0, "né\n\n", "")
 
 
 def test_generate_wants_a_prompt(run, monkeypatch):
@@ -128,7 +129,8 @@ def test_a_terminal_gets_no_control_characters_from_a_model(capsys, monkeypatch)
 def test_an_output_that_lacks_letters_is_no_error(smollm2_path):
     """Where the output's encoding cannot express a letter, something else is printed in its place."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    process = start("generate", "é", "--model", smollm2_path, "--max-tokens", 0, env=environment)
+    arguments = greedy("generate", "é", "--model", smollm2_path, "--max-tokens", 0)
+    process = start(*arguments, env=environment)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out.strip(), err) == (0, b"?", b"")
 
@@ -258,7 +260,7 @@ def test_ctrl_c_while_waiting_takes_the_line_back(monkeypatch, capsys):
 @pytest.fixture
 def dump(smollm2_path, tmp_path):
     """Write a dump of our own logits: whatever compares with it has to be the same."""
-    ids, options = (1, 9690, 198, 2683), {"n_ctx": 256, "n_threads": 2}
+    ids, options = (1, 9690, 198, 2683), {"n_ctx": 256, "n_threads": 1}
     with Model.load(smollm2_path) as model, model.session(**options) as session:
         rows = session.decode(ids, logits="all")
     made = Dump.record(tmp_path / "dump.npz", [("decode", ((0, ids, "all"),))], rows, options=options)
@@ -304,16 +306,16 @@ def test_compare_refuses_what_is_no_dump(smollm2_path, run):
 
 def test_bench_measures(smollm2_path, run):
     """The table has both speeds, load time and memory; JSON has every run."""
-    base = ("bench", smollm2_path, "--n-prompt", 16, "--n-gen", 4, "--repetitions", 2, "--threads", 2)
+    base = ("bench", smollm2_path, "--n-prompt", 16, "--n-gen", 4, "--repetitions", 2, "--threads", 1)
     code, out, err = run(*base)
     assert (code, err) == (0, "")
-    assert "(llama), 2 threads, flash attention, mapped weights\n" in out
+    assert "(llama), 1 thread, flash attention, mapped weights\n" in out
     names = [line.split("  ")[0] for line in out.splitlines()[1:] if line]
     assert names[:5] == ["tokens a second", "prefill 16", "decode 4", "load", "first decode"]
     code, out, err = run(*base, "--no-flash-attn", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
-    assert (found["flash_attn"], found["n_threads"], found["repack"]) == (False, 2, False)
+    assert (found["flash_attn"], found["n_threads"], found["repack"]) == (False, 1, False)
     assert set(found["tokens_per_s"]) == {"prefill 16", "decode 4"}
     for speed in found["tokens_per_s"].values():
         assert len(speed["runs"]) == 2

@@ -47,6 +47,8 @@ class Speed:
 
 def run(args: Namespace) -> int:
     """Measure a model and print the figures."""
+    import ggufpy.model  # noqa: F401 (before the clock starts)
+
     path = find(args.model)
     started = perf_counter()
     model = load(path, args)
@@ -100,7 +102,7 @@ def _repeat(session: Session, name: str, test: Callable[[], None], n_tokens: int
 
 
 def _text(report: dict[str, Any], speeds: list[Speed]) -> str:
-    threads = f"{report['n_threads']} threads"
+    threads = f"{report['n_threads']} thread{'s' if report['n_threads'] > 1 else ''}"
     if report["n_threads_batch"] != report["n_threads"]:
         threads += f" ({report['n_threads_batch']} for prefill)"
     attention = "flash attention" if report["flash_attn"] else "no flash attention"

@@ -13,6 +13,8 @@ from typing import TextIO
 
 __all__ = ["Status", "count", "one_line", "say", "size", "table", "tolerant", "visible"]
 
+ERASE_LINE = "\r\x1b[K"
+
 # Control characters, marks that turn the direction of writing, and what is left of bytes that were not UTF-8.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -32,8 +34,9 @@ def one_line(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Write a line to standard error."""
-    print(line, file=tolerant(sys.stderr), flush=True)
+    """Write a line to standard error, in place of a status line that stands there."""
+    erase = ERASE_LINE if Status.drawn else ""
+    print(erase + line, file=tolerant(sys.stderr), flush=True)
 
 
 def tolerant(stream: TextIO) -> TextIO:
@@ -83,6 +86,7 @@ class Status:
 
     DELAY = 1.0
     PLAIN_EVERY = 5.0
+    drawn = False
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -126,16 +130,18 @@ class Status:
             done, total = self._done, self._total
             counted = f"  {_bar(done, total)}  {_share(done, total)}" if total else ""
             line = f"{self.what}{counted}  {time.monotonic() - self._started:.0f} s"
-            print(f"\r{line[: _columns() - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
-        if wait != self.DELAY:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print(ERASE_LINE + line[: _columns() - 1], end="", file=sys.stderr, flush=True)
+            Status.drawn = True
+        if Status.drawn:
+            print(ERASE_LINE, end="", file=sys.stderr, flush=True)
+            Status.drawn = False
 
 
 def _share(done: int, total: int) -> str:
-    return f"{done * 100 // max(total, 1):3} %  {size(done)} of {size(total)}"
+    return f"{done * 100 // max(total, 1):3}%  {size(done)} of {size(total)}"
 
 
-def _bar(done: int, total: int, width: int = 24) -> str:
+def _bar(done: int, total: int, width: int = 10) -> str:
     full = min(done * width // total, width)
     return f"[{'#' * full}{'.' * (width - full)}]"
 
