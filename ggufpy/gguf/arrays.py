@@ -1,4 +1,4 @@
-"""Metadata arrays, read in place: `GGUFArray` and its three kinds. Finding and checking them is the work of `reader`."""
+"""Metadata arrays, read in place: `GGUFArray` and its three kinds. Finding and checking them is for `reader`."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ class GGUFWriter:
     def add(self, key: str, value: Any, type: str | None = None) -> None:
         """Add a metadata pair under a type name such as `"u16"` or `"arr[i32]"`, as `GGUFFile.metadata_types` gives it.
 
-        Without a type: bool is bool; an int is the first of u32, i32, u64 and i64 that holds it, ints in a list the first
-        of i32, u32, i64 and u64; a float is f32; str and bytes are str; NumPy arrays and scalars go by dtype; a
+        Without a type: bool is bool; an int is the first of u32, i32, u64 and i64 that holds it, ints in a list the
+        first of i32, u32, i64 and u64; a float is f32; str and bytes are str; NumPy arrays and scalars go by dtype; a
         `GGUFArray` keeps its own. Raises `GGUFError` for a key or value that does not fit.
         """
         try:
