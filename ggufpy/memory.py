@@ -87,13 +87,20 @@ class Cells:
 
     def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
         """Put tokens into cells. A sequence that loses a cell loses everything before it too, so it has no gaps."""
+        self.head = int(cells[-1]) + 1
+        if self.end <= cells[0] <= cells[-1]:  # nothing is overwritten
+            self.pos[cells] = positions
+            self.has[rows, cells] = True
+            self.used += len(cells)
+            self.end = self.head
+            return
         lost = cells[self.pos[cells] >= 0]
         purge = [(row, int(self.pos[lost[has]].max())) for row, has in enumerate(self.has[:, lost]) if has.any()]
         self.has[:, lost] = False
         self.used += len(cells) - len(lost)
         self.pos[cells] = positions
         self.has[rows, cells] = True
-        self.end = max(self.end, int(cells[-1]) + 1 if len(cells) == 1 else int(cells.max()) + 1)
+        self.end = max(self.end, int(cells.max()) + 1)
         for row, last in purge:
             self.remove(row, 0, last + 1)
         self.head = int(cells[-1]) + 1
@@ -342,12 +349,6 @@ class Memory:
         """Free all caches."""
         for cache in self.caches:
             cache.close()
-
-    def n_past(self, seq_id: int) -> int:
-        """Return how many positions a sequence has."""
-        cache = self.caches[0]
-        stream, row = cache.stream_row(seq_id)
-        return cache.cells[stream].max_pos(row) + 1
 
     def place(self, ubatch: MicroBatch) -> list[Placement] | None:
         """Place a micro-batch in every cache, or in none (None) where one of them has no room."""

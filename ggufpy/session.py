@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -168,8 +168,6 @@ class Session:
             plan = list(self._split(parts))
             if len(plan) > 1 and not self._memory.fits([self._micro_batch(parts, pieces) for pieces in plan]):
                 raise self._no_room(parts)
-            results = [np.empty((len(part.wanted), self._config.n_vocab), np.float32) for part in parts]
-            filled = [0] * len(parts)
             for pieces in plan:
                 ubatch = self._micro_batch(parts, pieces)
                 placements = self._memory.place(ubatch)
@@ -179,11 +177,10 @@ class Session:
                 for piece in pieces:
                     part = parts[piece.part]
                     self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
-                    n = len(part.wanted_in(piece))
-                    done = filled[piece.part]
-                    results[piece.part][done : done + n] = rows[start : start + n]
-                    filled[piece.part], start = done + n, start + n
-            return [result if part.order is None else result[part.order] for part, result in zip(parts, results, strict=True)]
+                    stop = start + len(part.wanted_in(piece))
+                    part.add(rows[start:stop])
+                    start = stop
+            return [part.result() for part in parts]
 
     def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> _Part:
         self._check_seq(seq_id)
@@ -191,15 +188,15 @@ class Session:
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
             raise ValueError(f"token_ids: expected a non-empty sequence of integers, got {token_ids!r:.60}")
         n_vocab = self._config.n_vocab
-        if ids.min() < 0 or ids.max() >= n_vocab:
+        if ((ids < 0) | (ids >= n_vocab)).any():
             i = int(np.flatnonzero((ids < 0) | (ids >= n_vocab))[0])
             raise ValueError(f"token_ids[{i}]: expected an id from 0 to {n_vocab - 1}, got {ids[i]}")
-        n_past = self._memory.n_past(seq_id)
+        n_past = len(self._tokens[seq_id])
         if n_past + len(ids) > self.n_ctx_seq:
             raise ContextLengthError(
                 f"sequence {seq_id} has {n_past} tokens; {len(ids)} more do not fit its context of {self.n_ctx_seq}"
             )
-        return _Part(seq_id, ids.astype(np.int32), n_past, *_wanted(wanted, len(ids)))
+        return _Part(seq_id, ids.astype(np.int32), n_past, *_wanted(wanted, len(ids)), n_vocab)
 
     def _no_room(self, parts: list[_Part]) -> ContextLengthError:
         n = sum(len(part.ids) for part in parts)
@@ -207,7 +204,11 @@ class Session:
 
     def _split(self, parts: list[_Part]) -> Iterator[list[_Piece]]:
         """Cut a batch into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
-        for pieces in _cut([_Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)], self.n_batch):
+        whole = [_Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
+        if len(parts) == 1 and len(parts[0].ids) <= self.n_ubatch:
+            yield whole
+            return
+        for pieces in _cut(whole, self.n_batch):
             if self._n_stream == 1:
                 yield from _cut(pieces, self.n_ubatch)
             else:
@@ -298,7 +299,7 @@ class Session:
         with self._lock:
             self._check_open()
             self._check_seq(seq_id)
-            return self._memory.n_past(seq_id)
+            return len(self._tokens[seq_id])
 
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return the token ids that a sequence holds, in order."""
@@ -392,15 +393,31 @@ class _Part:
     n_past: int
     wanted: npt.NDArray[np.int64]  # indices into ids, ascending
     order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
+    n_vocab: int
+    rows: FloatArray | None = None  # [n_wanted, n_vocab], as far as they are known
+    n_rows: int = 0
 
     def wanted_in(self, piece: _Piece) -> npt.NDArray[np.int64]:
         if piece.start == 0 and piece.stop == len(self.ids):
             return self.wanted
         return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
 
+    def add(self, rows: FloatArray) -> None:
+        """Copy the next rows out of the memory that the next computation will overwrite."""
+        if len(rows) == len(self.wanted):
+            self.rows = rows.copy()
+            return
+        if self.rows is None:
+            self.rows = np.empty((len(self.wanted), self.n_vocab), np.float32)
+        self.rows[self.n_rows : self.n_rows + len(rows)] = rows
+        self.n_rows += len(rows)
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+    def result(self) -> FloatArray:
+        assert self.rows is not None
+        return self.rows if self.order is None else self.rows[self.order]
+
+
+class _Piece(NamedTuple):
     """A run of one part's tokens: ids[start:stop]."""
 
     part: int
