@@ -522,3 +522,16 @@ def test_opening_reads_no_tensor_data(smollm2_path):
     resident = [line for block in blocks if str(smollm2_path) in block for line in block.splitlines() if "Rss:" in line]
     assert resident
     assert sum(int(line.split()[1]) * 1024 for line in resident) < file.shards[0].data_offset + 20e6
+
+
+def test_dequantize_gives_float32_of_the_shape(save):
+    """Through ggml: a new array that the caller owns, in NumPy order."""
+    f16 = np.array([[1, -2, 0.5], [4, 5, 6]], "<f2")
+    q8_0 = np.float16(0.5).tobytes() + np.arange(-16, 16, dtype=np.int8).tobytes()
+    entries = [tensor("h", [3, 2], 1), tensor("q", [32, 1, 1], 8, offset=32)]
+    with GGUFFile(save(gguf(tensors=entries, data=f16.tobytes().ljust(32, b"\0") + q8_0))) as file:
+        h, q = file.dequantize("h"), file.dequantize("q")
+    assert (h.dtype, h.shape, h.tolist()) == (np.float32, (2, 3), f16.tolist())
+    assert (q.shape, q.ravel().tolist()) == ((1, 1, 32), [n / 2 for n in range(-16, 16)])
+    assert h.flags.writeable
+    assert h.flags.owndata
