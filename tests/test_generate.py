@@ -596,9 +596,12 @@ def model(smollm2_path: Path) -> Iterator[object]:
         yield model
 
 
+ONE_THREAD = {"n_ctx": 512, "n_threads": 1}  # several would wait for each other on a busy machine
+
+
 def alone(model, ids: Sequence[int], n: int = 16) -> list[int]:
     """Answer greedily in a session of its own."""
-    with model.session(n_ctx=512) as session:
+    with model.session(**ONE_THREAD) as session:
         return complete(session, model.tokenizer, ids, SamplingParams(temperature=0, max_tokens=n)).token_ids
 
 
@@ -608,7 +611,7 @@ def test_smollm2_reused_sessions_equal_fresh_ones(model) -> None:
     p = encode("The capital of France is the city of")
     edited = [*p[:4], *encode(" Spain"), *p[5:]]
     params = SamplingParams(temperature=0, max_tokens=16)
-    with model.session(n_ctx=512) as session:
+    with model.session(**ONE_THREAD) as session:
         first = complete(session, model.tokenizer, p, params)
         continued = p + first.token_ids + encode(" And what of Italy?")
         for prompt in (p, p[:-1], edited, continued, encode("Once upon a time"), p):
@@ -619,7 +622,7 @@ def test_smollm2_one_seed_one_answer(model) -> None:
     """A seed gives the same tokens twice, in a fresh session and streamed; none gives others."""
     ids = model.tokenizer.encode("Once upon a time")
     params = SamplingParams(seed=7, max_tokens=24)
-    with model.session(n_ctx=512) as one, model.session(n_ctx=512) as two:
+    with model.session(**ONE_THREAD) as one, model.session(**ONE_THREAD) as two:
         first = complete(one, model.tokenizer, ids, params)
         *_, last = stream(two, model.tokenizer, ids, params)
         assert first.token_ids == last.completion.token_ids
