@@ -329,9 +329,11 @@ def test_messages_take_the_place_of_the_status_line(monkeypatch):
 
 
 def test_without_a_terminal_only_long_downloads_report(monkeypatch, capsys):
-    """Elsewhere a download gives a plain line now and then, and waiting gives none."""
+    """Elsewhere a download gives a plain line now and then, and nothing else does."""
     monkeypatch.setattr(terminal.Status, "DELAY", 0.0)
-    with terminal.Status("downloading x") as status:
+    with terminal.Status("loading") as status:
+        status.report(50, 200)
+    with terminal.Status("downloading x", plain=True) as status:
         status.report(50, 200)
         status.report(51, 200)
     assert capsys.readouterr().err == "downloading x:  25%  50 B of 200 B\n"

@@ -109,11 +109,18 @@ def test_a_prompt_that_does_not_fit_is_an_error(smollm2_path, run):
     assert err.count("\n") == 1
 
 
-def test_session_options_out_of_range_are_wrong_usage(smollm2_path, run):
-    """A cache type that does not exist is told as wrong usage, with those that do."""
-    code, out, err = run("generate", "a", "--model", smollm2_path, "--type-k", "f17")
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--type-k", "f17", "type_k: expected one of f16, f32"),
+        ("--n-gpu-layers", -1, "n_gpu_layers: expected None or at least 0, got -1"),
+    ],
+)
+def test_options_out_of_range_are_wrong_usage(option, value, reason, smollm2_path, run):
+    """A value that the library refuses is told as wrong usage, in its words."""
+    code, out, err = run("generate", "a", "--model", smollm2_path, option, value)
     assert (code, out) == (2, "")
-    assert "type_k: expected one of f16, f32" in err
+    assert reason in err
 
 
 def test_a_terminal_gets_no_control_characters_from_a_model(capsys, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ def find(name_or_path: str) -> Path:
     """Return the path of a model, fetching a named one while saying how far that is."""
     from ggufpy.hub import resolve
 
-    with Status(f"fetching {name_or_path}") as status:
+    with Status(f"fetching {name_or_path}", plain=True) as status:
         return resolve(name_or_path, progress=status.report)
 
 
@@ -30,18 +32,14 @@ def load(path: Path, args: Namespace) -> Model:
     """Load a model as the options say."""
     from ggufpy.model import Model
 
-    with Status("loading the model") as status:
+    with _refusals_are_wrong_usage(), Status("loading the model") as status:
         return Model.load(path, progress=status.report, **given(args, LOAD))
 
 
 def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:
-    """Open a session as the options say, or else the defaults; a value out of range is wrong usage."""
-    try:
+    """Open a session as the options say, or else the defaults."""
+    with _refusals_are_wrong_usage():
         return model.session(**{**defaults, **given(args, SESSION)})
-    except GgufpyError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def sampling_params(args: Namespace) -> SamplingParams:
@@ -51,4 +49,15 @@ def sampling_params(args: Namespace) -> SamplingParams:
     try:
         return SamplingParams(**given(args, SAMPLING))
     except SamplingError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _refusals_are_wrong_usage() -> Iterator[None]:
+    """Tell a value out of range, which the library refuses with a plain ValueError, from what is wrong with a file."""
+    try:
+        yield
+    except GgufpyError:
+        raise
+    except ValueError as error:
         raise UsageError(str(error)) from error

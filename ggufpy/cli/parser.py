@@ -178,7 +178,7 @@ def _add_session(parser: ArgumentParser) -> None:
     group.add_argument("--type-k", metavar="TYPE", help="type of the cached keys: f16, f32, bf16, q8_0 …")
     group.add_argument("--type-v", metavar="TYPE", help="type of the cached values")
     group.add_argument("--swa-full", action=switch, help="keep the whole context for layers that see only a window")
-    group.add_argument("--n-gpu-layers", type=int, metavar="N", help="layers to run on a GPU; -1 for all")
+    group.add_argument("--n-gpu-layers", type=int, metavar="N", help="layers to run on a GPU (all, where there is one)")
     group.add_argument("--mmap", action=switch, dest="use_mmap", help="map the file instead of reading it")
     group.add_argument(
         "--repack", action=switch, help="copy the weights into the layout that this CPU computes fastest"

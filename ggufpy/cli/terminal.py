@@ -80,16 +80,17 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: s
 class Status:
     """Say on standard error what is going on, once it has taken longer than a second.
 
-    On a terminal this is one line that is redrawn and vanishes at the end. Elsewhere what reports its progress gives a
-    plain line now and then, and what does not gives none.
+    On a terminal this is one line that is redrawn and vanishes at the end. Elsewhere there is nothing, or, with `plain`
+    (for downloads), a line now and then about what was reported.
     """
 
     DELAY = 1.0
     PLAIN_EVERY = 5.0
     drawn = False
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, plain: bool = False) -> None:
         self.what = what
+        self._plain = plain
         self._done, self._total = 0, 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -112,7 +113,7 @@ class Status:
         """Take note of how far things are, in bytes."""
         self._done, self._total = done, total
         now = time.monotonic()
-        if not self._terminal and now >= self._next_plain:
+        if self._plain and not self._terminal and now >= self._next_plain:
             self._next_plain = now + self.PLAIN_EVERY
             say(f"{self.what}: {_share(done, total)}")
 
