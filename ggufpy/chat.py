@@ -10,10 +10,10 @@ Nothing is compiled before a template is first rendered.
 
 Control tokens. Text that a message contributes must not become control tokens, and what the template itself writes
 must. The rendered text does not show which is which, so it is rendered a second time with the first and last
-characters of all control tokens replaced, in everything that the caller gave, by stand-ins of equal length. If that
-changes nothing else, the two texts agree place by place, and a control token in the second one can only come from the
-template. If a template looks at such characters in the messages (say, it cuts a `<think>` part away), only whole
-control tokens in the messages, and beginnings of one at the end of a string, are replaced, and that text counts.
+characters of all control tokens replaced, in everything that the caller gave, by stand-ins. If that changes nothing
+else, the two texts agree place by place, and a control token in the second one can only come from the template. If the
+template looks at such characters in the messages (say, it cuts a `<think>` part away), only one character in each
+control token in the messages, and in the beginning of one at the end of a string, is replaced, and that text counts.
 """
 
 from __future__ import annotations
@@ -70,13 +70,14 @@ def render_guarded(
 
     text = _render(template, messages, tokens, variables, noted)
     _refuse_surrogates(given)
-    edges = sorted({edge for token in guarded for edge in (token[0], token[-1])})
-    stand_ins = {ord(edge): _FIRST_STAND_IN + i for i, edge in enumerate(edges)}
-    originals = {stand_in: edge for edge, stand_in in stand_ins.items()}
+    stand_ins = {ord(char): _FIRST_STAND_IN + i for i, char in enumerate(sorted(set("".join(guarded))))}
+    originals = {stand_in: char for char, stand_in in stand_ins.items()}
+    edges = {edge for token in guarded for edge in (token[0], token[-1])}
     if not any(edge in said for edge in edges for said in given):
         return text, text
+    without_edges = {ord(edge): stand_ins[ord(edge)] for edge in edges}
     try:
-        shadow = _render(template, messages, tokens, variables, lambda text: text.translate(stand_ins))
+        shadow = _render(template, messages, tokens, variables, lambda text: text.translate(without_edges))
         if shadow.translate(originals) == text:
             return text, shadow
     except TemplateError:
@@ -95,14 +96,19 @@ def _refuse_surrogates(given: Sequence[str]) -> None:
 
 
 def _defused(text: str, guarded: Sequence[str], stand_ins: Mapping[int, int]) -> str:
-    """Replace the first character of each guarded token in `text`, and of the beginning of one at its end."""
+    """Replace a character of each guarded token in `text`, and of the beginning of one at its end."""
+
+    def broken(part: str) -> str:
+        middle = len(part) // 2
+        return part[:middle] + chr(stand_ins[ord(part[middle])]) + part[middle + 1 :]
+
     for token in guarded:
         if token in text:
-            text = text.replace(token, chr(stand_ins[ord(token[0])]) + token[1:])
+            text = text.replace(token, broken(token))
     longest = max(map(len, guarded))
     for start in range(max(0, len(text) - longest + 1), len(text)):
         if any(token.startswith(text[start:]) for token in guarded):
-            return text[:start] + chr(stand_ins[ord(text[start])]) + text[start + 1 :]
+            return text[:start] + broken(text[start:])
     return text
 
 

@@ -1,0 +1,43 @@
+"""Makes small byte-level vocabularies as metadata, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["byte_level", "spell"]
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_SPELLING = {**{byte: chr(byte) for byte in _PRINTABLE}, **{byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+def spell(text: str | bytes) -> str:
+    """Write bytes as byte-level vocabularies do: one printable character each."""
+    return "".join(_SPELLING[byte] for byte in (text.encode() if isinstance(text, str) else text))
+
+
+def byte_level(
+    pre: str = "smollm",
+    merges: Sequence[tuple[str, str]] = (),
+    special: Sequence[tuple[str, int]] = (("<|end|>", CONTROL),),
+    **keys: Any,
+) -> dict[str, Any]:
+    """Make the metadata of a vocabulary: the special tokens, 256 bytes (byte b has id len(special) + b), the merged.
+
+    `merges` are pairs of plain text. `keys` are further or other `tokenizer.ggml` keys; None takes one away.
+    """
+    merged = list(dict.fromkeys(spell(left + right) for left, right in merges))
+    tokens = [text for text, _ in special] + [_SPELLING[byte] for byte in range(256)] + merged
+    metadata = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [kind for _, kind in special] + [NORMAL] * (len(tokens) - len(special)),
+        "merges": [f"{spell(left)} {spell(right)}" for left, right in merges],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        **keys,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
