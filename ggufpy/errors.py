@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __all__ = [
     "BackendError",
     "BuildError",
@@ -27,7 +29,13 @@ class BuildError(GgufpyError, ImportError):
 
 
 class GGUFError(GgufpyError, ValueError):
-    """A GGUF file is not what the format, or the model it claims to be, asks for."""
+    """A GGUF file is not what the format, or the model it claims to be, asks for.
+
+    Where a file is at fault, `path` is the file and `reason` the message without it.
+    """
+
+    path: Path | None = None
+    reason: str = ""
 
 
 class UnsupportedArchitectureError(GGUFError):
@@ -55,7 +63,7 @@ class ContextLengthError(GgufpyError, ValueError):
 
 
 class SamplingError(GgufpyError, ValueError):
-    """No token can be chosen from the logits (NaN among them, or nothing left)."""
+    """A sampling parameter is out of range, or no token can be chosen from the logits (NaN among them, nothing left)."""
 
 
 class ClosedError(GgufpyError, ValueError):

@@ -384,11 +384,21 @@ def complete_all(
     params: SamplingParams | None = None,
     *,
     seq_id: int = 0,
+    reuse: bool = False,
     cancel: threading.Event | None = None,
 ) -> list[Completion]:
-    """Generate an answer to each prompt, in order. All are checked before the first is computed."""
+    """Generate an answer to each prompt, in order. All are checked before the first is computed.
+
+    Each answer is what the prompt gets alone, to the last bit, unless `reuse` lets a prompt build on what the sequence
+    holds from before.
+    """
     streams = [stream(session, tokenizer, ids, params, seq_id=seq_id, cancel=cancel) for ids in prompts]
-    return [_completion(chunks) for chunks in streams]  # one after another; batching replaces this line
+    completions = []
+    for chunks in streams:  # one after another; batching replaces this loop
+        if not reuse:
+            session.trim(seq_id, 0)
+        completions.append(_completion(chunks))
+    return completions
 
 
 def reusable_prefix(held: Sequence[int], prompt_ids: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -234,9 +235,7 @@ class KVInputs:
         n_v = n_tokens * cache.v_width if cache.transposed_v else n_tokens
         self.v_idxs = g.input(GGMLType.I64, n_v, name=f"attn_inp_v_idxs{name}")
         mask_type = GGMLType.F16 if cache.options.flash_attn else GGMLType.F32
-        self.mask = g.input(
-            mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}"
-        )
+        self.mask = g.input(mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}")
         self.k_rot = self._rotation(cache.k_rot, f"attn_inp_k_rot{name}")
         self.v_rot = self._rotation(cache.v_rot, f"attn_inp_v_rot{name}")
 
@@ -302,18 +301,18 @@ class KVInputs:
         else:
             self.v_idxs.set(idxs)
         self.mask.set(self._mask(ubatch, placement))
-        if self.k_rot is not None:
-            self.k_rot.set(cache.k_rot)
-        if self.v_rot is not None:
-            self.v_rot.set(cache.v_rot)
+        for rotation, matrix in ((self.k_rot, cache.k_rot), (self.v_rot, cache.v_rot)):
+            if rotation is not None and matrix is not None:
+                rotation.set(matrix)
 
-    def _mask(self, ubatch: MicroBatch, placement: Placement) -> npt.NDArray[np.generic]:
+    def _mask(self, ubatch: MicroBatch, placement: Placement) -> npt.NDArray[Any]:
         cache, n_kv = self.cache, self.n_kv
         seen = np.empty((len(ubatch.tokens), n_kv), np.bool_)
         for seq_id in ubatch.seq_ids:
             stream, row = cache.stream_row(seq_id)
             mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
             seen[mine] = cache.cells[stream].visible(row, ubatch.positions[mine], n_kv, cache.n_swa)
+        mask: npt.NDArray[Any]
         if cache.options.flash_attn:
             mask = ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
         else:
@@ -370,15 +369,15 @@ class Memory:
                 cache.cells = cells
 
     def trim(self, seq_id: int, n: int) -> None:
-        """Keep a sequence's first n positions. ContextLengthError where a window's cache no longer has what that needs."""
+        """Keep a sequence's first n positions. ContextLengthError where a window's cache has lost what that needs."""
         for cache in self.caches:
             stream, row = cache.stream_row(seq_id)
             cells = cache.cells[stream]
             needed = max(0, n - cache.n_swa + 1) if cache.n_swa else 0
             if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
                 raise ContextLengthError(
-                    f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from {needed} "
-                    f"on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
+                    f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "
+                    f"{needed} on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
                 )
         for cache in self.caches:
             stream, row = cache.stream_row(seq_id)

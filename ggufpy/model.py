@@ -5,6 +5,7 @@ This file joins the pieces and owns none of their work. Everything a user starts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -146,20 +147,13 @@ class Model:
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
         SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again.
         """
-        prompts = [prompt] if _is_single(prompt) else list(cast(Sequence[Prompt], prompt))
-        params = _params(params, overrides)
-        ids = [self._encode(p) for p in prompts]
-        own = session or self.session()
-        try:
-            completions = []
-            for prompt_ids in ids:
-                if session is None:
-                    own.clear()
-                completions.append(generate.complete(own, self.tokenizer, prompt_ids, params, cancel=cancel))
-        finally:
-            if session is None:
-                own.close()
-        return completions[0] if _is_single(prompt) else completions
+        single = _is_single(prompt)
+        prompts = [cast(Prompt, prompt)] if single else cast("Sequence[Prompt]", prompt)
+        ids, params = [self._encode(p) for p in prompts], _params(params, overrides)
+        reuse = session is not None
+        with contextlib.nullcontext(session) if session else self.session() as own:
+            completions = generate.complete_all(own, self.tokenizer, ids, params, reuse=reuse, cancel=cancel)
+        return completions[0] if single else completions
 
     def stream_generate(
         self,
@@ -235,7 +229,7 @@ class Model:
     # ------------------------------------------------------------------------------------------------------ lifetime
 
     def close(self) -> None:
-        """Let go of the weights and the file. Sessions that are open keep what they need. A second call does nothing."""
+        """Let go of the weights and the file; open sessions keep what they need. A second call does nothing."""
         self._weights = None
         self._file.close()
 

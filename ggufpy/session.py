@@ -103,7 +103,9 @@ class Session:
     Several sequences (`seq_id` 0 to n_seq_max - 1) live side by side. Bits are llama.cpp's for the same micro-batches.
     """
 
-    def __init__(self, arch: Decoder, config: Config, weights: Weights, layout: Layout, options: SessionOptions) -> None:
+    def __init__(
+        self, arch: Decoder, config: Config, weights: Weights, layout: Layout, options: SessionOptions
+    ) -> None:
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
         self._lock = threading.Lock()
@@ -154,7 +156,7 @@ class Session:
         return self.decode_batch([(seq_id, token_ids, logits)])[0]
 
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]]) -> list[FloatArray]:
-        """Append tokens to several sequences at once; returns each one's logits as `decode` does, in the batch's order.
+        """Append tokens to several sequences at once; returns each one's logits as `decode` does, in this order.
 
         Micro-batches are cut as llama.cpp cuts them. A failure in the middle (BackendError) leaves those already
         computed in place; `n_past` says how far each sequence is.
@@ -256,9 +258,7 @@ class Session:
             return np.empty((0, self._config.n_vocab), np.float32)
         return run.result()
 
-    def _build(
-        self, key: tuple[object, ...], n_tokens: int, n_outputs: int, placements: list[Placement]
-    ) -> _Run:
+    def _build(self, key: tuple[object, ...], n_tokens: int, n_outputs: int, placements: list[Placement]) -> _Run:
         """Assemble the graph for a shape and give its tensors memory."""
         self._run = None
         self._scheduler.reset()

@@ -66,9 +66,7 @@ class Config:
     n_expert: int = _always("expert_count", 0, high=MAX_EXPERTS)
     n_expert_used: int = _always("expert_used_count", 0, high=MAX_EXPERTS)
     rope_freq_base: float = _always("rope.freq_base", 10000.0)
-    rope_scaling_type: str = _always(
-        "rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope")
-    )
+    rope_scaling_type: str = _always("rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope"))
     rope_scaling_factor: float = _always("rope.scaling.factor", 0.0)
     rope_attn_factor: float = _always("rope.scaling.attn_factor", 1.0)
     n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
@@ -99,7 +97,7 @@ class Config:
         architecture = metadata["general.architecture"]
         reader = _Reader(metadata, architecture)
         values: dict[str, Any] = {"architecture": architecture, "n_vocab": reader.n_vocab()}
-        values["n_layer"] = n_layer = reader.read(Key("block_count", low=1, high=MAX_LAYERS), int, REQUIRED) or 1
+        n_layer = values["n_layer"] = reader.read(Key("block_count", low=1, high=MAX_LAYERS), int, REQUIRED) or 1
         for f in fields(cls):
             key: Key | None = f.metadata.get("key")
             if key is None or f.name == "n_layer" or (f.metadata.get("asked") and f.name not in asked):
@@ -163,11 +161,11 @@ class _Reader:
         return None if value is None else (value,) * n_layer
 
     def _fits(self, key: Key, kind: type, value: Any) -> bool:
-        if type(value) is not kind:
+        if type(value) is not kind:  # not isinstance: a bool is no integer here
             self.fault(key.name, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
         elif key.choices and value not in key.choices:
             self.fault(key.name, "one of " + ", ".join(key.choices), value)
-        elif kind in (int, float) and not key.low <= value <= key.high:
+        elif isinstance(value, (int, float)) and not key.low <= value <= key.high:
             limit = f"at most {key.high:g}" if value > key.high else f"at least {key.low:g}"
             self.fault(key.name, limit, value)
         else:
@@ -209,15 +207,15 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_period: int) -> None:
 
 def _window_layers(values: dict[str, Any], reader: _Reader, period: int) -> tuple[bool, ...]:
     """Say which layers see only a window: an array in the file, or a period of which the last layer sees everything."""
-    n_layer = values["n_layer"]
+    n_layer: int = values["n_layer"]
     if not values.get("n_swa"):
         return (False,) * n_layer
     name = "attention.sliding_window_pattern"
-    pattern = reader.metadata.get(f"{reader.architecture}.{name}", period)
+    pattern: Any = reader.metadata.get(f"{reader.architecture}.{name}", period)
     if type(pattern) is int and 0 <= pattern <= INT_MAX:
-        return tuple(pattern == 0 or il % pattern < pattern - 1 for il in range(n_layer))
+        return tuple(bool(pattern == 0 or il % pattern < pattern - 1) for il in range(n_layer))
     if isinstance(pattern, Sequence) and len(pattern) == n_layer and all(type(v) is bool for v in pattern):
-        return tuple(pattern)
+        return tuple(bool(v) for v in pattern)
     reader.fault(name, f"an integer or {n_layer} bools", pattern)
     return (False,) * n_layer
 

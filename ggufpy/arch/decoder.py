@@ -93,7 +93,9 @@ class Decoder:
         yield TensorSpec("output_norm.weight", (c.n_embd,))
         yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=True)
         if self.rope_factors:
-            names = ("rope_factors_long", "rope_factors_short") if c.rope_scaling_type == "longrope" else ("rope_freqs",)
+            names = (
+                ("rope_factors_long", "rope_factors_short") if c.rope_scaling_type == "longrope" else ("rope_freqs",)
+            )
             for name in names:
                 yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
         for il in range(c.n_layer):
@@ -316,10 +318,9 @@ def qkv(b: Builder, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True))
         return q, k, v
     y = b.linear(x, f"{blk}.attn_qkv")
-    biases = [b.weights.get(f"{blk}.attn_{role}.bias") for role in "qkv"]
-    if f"{blk}.attn_qkv.bias" not in b.weights and all(bias is not None for bias in biases):
-        q_b, k_b, v_b = biases
-        y = g.add(y, g.concat(g.concat(q_b, k_b, 0), v_b, 0))
+    biases = [b.weights[name] for role in "qkv" if (name := f"{blk}.attn_{role}.bias") in b.weights]
+    if f"{blk}.attn_qkv.bias" not in b.weights and len(biases) == 3:
+        y = g.add(y, g.concat(g.concat(biases[0], biases[1], 0), biases[2], 0))
     offset, views = 0, []
     for d, n in heads:
         views.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
