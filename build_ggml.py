@@ -10,7 +10,7 @@ Environment: CUDA, GGUFPY_PORTABLE (on or off), CMAKE_ARGS, GGUFPY_GGML_SOURCE (
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import os
 import re
 import runpy
@@ -139,14 +139,19 @@ def download(folder: Path) -> Path:
     """Fetch the pinned archive through pip, so that the user's own index settings hold, and return its path."""
     archive = upstream()["archive"]
     pin = f"{archive['package']}=={archive['version']}"
+    if missing := [name for name in ("pip", "scikit_build_core") if importlib.util.find_spec(name) is None]:
+        fail(
+            f"The ggml source has to be fetched, and {' and '.join(missing)} needed for that cannot be imported. Run",
+            "`python -m pip install pip scikit-build-core`, or build with isolation, which does it by itself.",
+        )
     print(f"fetching the ggml source ({pin}, about 77 MB)", flush=True)
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{pin} --hash=sha256:{archive['sha256']}\n", encoding="ascii")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes"]
     command += ["--no-binary", archive["package"], "--dest", str(folder), "--requirement", str(requirement)]
     status, output = run(command)
-    if "DO NOT MATCH THE HASHES" in output:
-        fail(wrong_hash(pin, "another one (pip names it above)"))
+    if mismatch := re.search(r"DO NOT MATCH THE HASHES.*Got\s+(\w+)", output, re.S):
+        fail(wrong_hash(pin, mismatch[1]))
     found = sorted(folder.glob("*.tar.gz"))
     if status or not found:
         fail(
@@ -261,14 +266,16 @@ class Nvcc:
 def find_nvcc() -> Nvcc:
     """Find nvcc, or end the build."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    named = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes)]
-    candidates = [*filter(None, named), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    if named := os.environ.get("CUDACXX"):
+        candidates = [named]
     path = next(filter(None, map(shutil.which, candidates)), None)
     if path is None:
         fail(
-            "CUDA=on needs NVIDIA's CUDA compiler, and nvcc was not found (looked at CUDACXX, CUDA_HOME, CUDA_PATH,",
-            "PATH and /usr/local/cuda). Install the CUDA toolkit (12.4 or newer), put its bin folder into PATH or set",
-            "CUDACXX to nvcc, and install again; or install without CUDA=on for the CPU only.",
+            f"CUDA=on needs NVIDIA's CUDA compiler, and nvcc was not found ({', '.join(candidates)} do not exist).",
+            "Install the CUDA toolkit (12 or newer; NVIDIA's installer, or your system's package cuda-toolkit or",
+            "nvidia-cuda-toolkit), put its bin folder into PATH or set CUDACXX to nvcc, and install again. Without",
+            "CUDA=on ggufpy is built for the CPU only.",
         )
     text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"release (\d+)\.", text)
@@ -319,28 +326,47 @@ def build_folder() -> Iterator[Path]:
             yield Path(temporary)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one build at a time in, where the system can."""
+    with path.open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def compile_ggml(options: Options, folder: Path) -> tuple[Path, Path, dict[str, Any]]:
     """Compile ggml below `folder`; return its source, the folder of its libraries, and the record of the build."""
     check_compilers(options)
     cmake, ninja = tool("cmake", "CMAKE_BIN_DIR"), tool("ninja", "BIN_DIR")
-    source = obtain_source(UNPACKED if os.access(VENDOR, os.W_OK) else folder / "source")
+    with locked(folder / "source.lock"):
+        source = obtain_source(UNPACKED if os.access(VENDOR, os.W_OK) else folder / "source")
     arguments = cmake_arguments(options, source, folder)
     # One folder per configuration: an option that is not given any more must not live on in CMake's cache.
     key = hashlib.sha256(repr((arguments, os.environ.get("CC"), os.environ.get("CXX"))).encode()).hexdigest()[:12]
     binary = folder / f"ggml-{key}"
     configure = [cmake, "-S", str(VENDOR), "-B", str(binary), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    if run(configure + arguments)[0]:
+    compile_ = [cmake, "--build", str(binary), "--target", "ggufpy-ggml", *jobs()]
+    with locked(folder / f"ggml-{key}.lock"):
+        configure_and_compile(configure + arguments, compile_)
+    return source, binary / "lib", record(options, source, binary)
+
+
+def configure_and_compile(configure: list[str], compile_: list[str]) -> None:
+    """Run CMake twice, and say what to do where it fails."""
+    if run(configure)[0]:
         fail(
             "CMake could not configure ggml; the reason stands in its messages above. A working C and C++ compiler is",
-            "needed" + (", and a CUDA toolkit that goes with it." if options.cuda else ".") + " If CMAKE_ARGS is set,",
-            "check it; if the compiler was changed, delete the folder build and install again.",
+            "needed, for CUDA=on also a toolkit that works with that compiler. If CMAKE_ARGS is set, check it; if the",
+            "compiler was changed, delete the folder build and install again.",
         )
-    if run([cmake, "--build", str(binary), "--target", "ggufpy-ggml", *jobs()])[0]:
+    if run(compile_)[0]:
         fail(
             "ggml did not compile; the compiler's message stands above, at the first line that says FAILED. If it was",
             "killed, memory ran out: set CMAKE_BUILD_PARALLEL_LEVEL=1 and install again, which goes on from here.",
         )
-    return source, binary / "lib", record(options, source, binary)
 
 
 def jobs() -> list[str]:
@@ -401,6 +427,19 @@ def compiler(binary: Path) -> str:
     return " ".join(re.findall(r'set\(CMAKE_CXX_COMPILER_(?:ID|VERSION) "(.*?)"\)', text))
 
 
+def install_libraries(built: Path, target: Path) -> None:
+    """Make `target` hold the libraries in `built` and nothing of an earlier build."""
+    target.mkdir(parents=True, exist_ok=True)
+    libraries = {library.name: library for library in built.glob(LIBRARIES)}
+    for name, library in libraries.items():
+        fresh = target / f"{name}.new"
+        shutil.copy2(library, fresh)
+        fresh.replace(target / name)  # a running program keeps the file that it has mapped
+    for stale in target.iterdir():
+        if stale.name not in libraries:
+            stale.unlink()
+
+
 # --- setuptools ---
 
 
@@ -409,15 +448,14 @@ class BuildExt(_build_ext):  # type: ignore[misc]
 
     def run(self) -> None:
         """Build everything; called by setuptools for wheels and editable installs."""
+        if importlib.util.find_spec("cffi") is None:
+            fail("cffi was not found, and the compiled module is made with it. Run `python -m pip install cffi`.")
         with build_folder() as folder:
             source, self._libraries, built = compile_ggml(Options.from_environment(), folder)
             self._configure_extension(source, built)
             self._compile_extension()
-            target = ROOT / "ggufpy" / "lib" if self.inplace else Path(self.build_lib) / "ggufpy" / "lib"
-            shutil.rmtree(target, ignore_errors=True)  # nothing of an earlier build may stay
-            target.mkdir(parents=True)
-            for library in sorted(self._libraries.glob(LIBRARIES)):
-                shutil.copy2(library, target)
+            package = ROOT / "ggufpy" if self.inplace else Path(self.build_lib) / "ggufpy"
+            install_libraries(self._libraries, package / "lib")
 
     def _configure_extension(self, source: Path, built: Mapping[str, Any]) -> None:
         ffi = runpy.run_path(str(ROOT / "ggufpy" / "_ffi" / "build.py"))["ffi_builder"](built)
@@ -432,7 +470,7 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
         extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
         # A declaration in decl/*.h that differs from ggml's header is a mistake, not a warning.
-        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
+        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-g0"]
         extension.extra_link_args = ["-Wl,-rpath,$ORIGIN/../lib"]
         if sys.platform == "linux":
             extension.extra_link_args.append("-Wl,--disable-new-dtags")

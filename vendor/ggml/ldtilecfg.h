@@ -4,6 +4,5 @@
 #if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 #undef _tile_loadconfig
-#define _tile_loadconfig(config) \
-    __asm__ volatile("ldtilecfg\t%X0" :: "m"(*(const struct { char bytes[64]; } *) (config)))
+#define _tile_loadconfig(config) __asm__ volatile("ldtilecfg\t%X0" :: "m"(*(const char (*)[64]) (config)))
 #endif
