@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,7 @@ _OLDEST_JINJA = (3, 1, 6)  # older ones have known ways out of the sandbox
 _MAX_OUTPUT = 1 << 26  # characters
 _MAX_REPEATED = 1 << 24  # items that `*` may make, bits that `**` may make
 _FIRST_STAND_IN = 0xD800  # lone surrogates: no text has them
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def render(
@@ -123,7 +125,7 @@ def _render(
     import jinja2
 
     try:
-        given = _copied({"messages": messages, "documents": None, **variables}, said)
+        given = {"documents": None, **_plain(variables, said), "messages": _conversation(_plain(messages, said))}
         pieces, size = [], 0
         for piece in _compiled(template).generate({**tokens, **given}):
             pieces.append(piece)
@@ -139,14 +141,40 @@ def _render(
         raise TemplateError(f"chat template: {type(error).__name__}: {error}") from error
 
 
-def _copied(value: Any, said: Callable[[str], str]) -> Any:
+def _plain(value: Any, said: Callable[[str], str]) -> Any:
+    """Copy what the caller gave. The template gets plain values only, since objects have methods that could do harm."""
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
-        return said(value)
+        return said(str.__str__(value))
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, Mapping):
-        return {_copied(key, said): _copied(item, said) for key, item in value.items()}
+        return {_plain(key, said): _plain(item, said) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item, said) for item in value) if type(value) in (list, tuple) else list(value)
-    return value
+        items = [_plain(item, said) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), said) for field in fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic's models, which clients of chat services return
+        return _plain(value.model_dump(), said)
+    raise TemplateError(f"a chat is made of text, numbers, lists and mappings, found {type(value).__name__}")
+
+
+def _conversation(messages: Any) -> list[dict[str, Any]]:
+    """Prepare messages as Hugging Face does: absent is not None, and reasoning goes by all the names it has had."""
+    if not messages or not isinstance(messages, (list, tuple)) or not all(isinstance(one, dict) for one in messages):
+        raise TemplateError(f"expected a list of messages, each with a role and what it says, found {messages!r:.80}")
+    prepared = []
+    for message in messages:
+        message = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((message[name] for name in _REASONING if name in message), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        prepared.append(message)
+    return prepared
 
 
 @lru_cache(maxsize=16)
@@ -160,8 +188,10 @@ def _environment() -> jinja2.Environment:
     from importlib.metadata import version
 
     from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 
     found = version("jinja2")
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < _OLDEST_JINJA:
@@ -181,6 +211,20 @@ def _environment() -> jinja2.Environment:
         def _body(self, caller: Callable[[], str]) -> str:
             return caller()
 
+    class PublicNamespace(Namespace):
+        """Refuse names that Python keeps for itself."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:  # any name may be a keyword here, also "self"
+            self, *rest = args
+            Namespace.__init__(self)
+            for name, value in dict(*rest, **kwargs).items():
+                self[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise SecurityError(f"a namespace takes no name that begins with an underscore, found {name!r}")
+            super().__setitem__(name, value)
+
     class Environment(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**"})
 
@@ -193,6 +237,8 @@ def _environment() -> jinja2.Environment:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = PublicNamespace
+    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)  # the type itself has more to offer
     return environment
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,9 @@ def test_every_fault_is_a_template_error(template: str, reason: str) -> None:
         "{{ 'a' * 10 ** 9 }}",
         "{{ 10 ** 9 * [1] }}",
         "{{ 9 ** (9 ** 9) }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set n = namespace() %}{% set n._x = 1 %}",
+        "{{ dict.mro() }}",
     ],
 )
 def test_a_hostile_template_is_stopped(template: str) -> None:
@@ -156,6 +160,42 @@ def test_messages_are_not_touched() -> None:
     kept = copy.deepcopy(messages)
     assert render("{{ messages[0].content }}", messages) == "[{'type': 'text', 'text': 'a'}, ('b',)]"
     assert kept == messages
+
+
+@dataclass
+class Said:
+    role: str
+    content: str | None
+
+
+class Model:
+    """Looks like a pydantic model."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"role": "user", "content": "b"}
+
+
+def test_messages_may_be_objects_and_keys_may_be_none() -> None:
+    """As in Hugging Face: data objects are mappings, and a key that is None is not there."""
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content is defined and m.content }};{% endfor %}"
+    messages = [Said("user", "a"), Model(), Said("assistant", None), {"role": "user", "content": "c"}]
+    assert render(template, messages) == "user:a;user:b;assistant:False;user:c;"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content"])
+def test_reasoning_goes_by_all_its_names(name: str) -> None:
+    """Templates read one or the other, services return one or the other."""
+    messages = [{"role": "assistant", "content": "a", name: "why"}]
+    assert render("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}", messages) == "why why"
+
+
+@pytest.mark.parametrize(
+    "messages", [[], None, "hi", {"role": "user"}, ["hi"], [{"role": "user", "content": object()}]]
+)
+def test_what_is_no_chat_is_refused(messages: Any) -> None:
+    """With what was expected and what was found."""
+    with pytest.raises(TemplateError, match="expected a list of messages|found object"):
+        render("x", messages)
 
 
 # -- which template ----------------------------------------------------------------------------------------------------
