@@ -63,7 +63,7 @@ class ContextLengthError(GgufpyError, ValueError):
 
 
 class SamplingError(GgufpyError, ValueError):
-    """A sampling parameter is out of range, or no token can be chosen from the logits (NaN among them, nothing left)."""
+    """A sampling parameter is out of range, or no token can be chosen from the logits (NaN in them, nothing left)."""
 
 
 class ClosedError(GgufpyError, ValueError):

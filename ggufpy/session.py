@@ -151,7 +151,7 @@ class Session:
         """Append tokens to a sequence and return the logits of the wanted ones, float32 [n_outputs, n_vocab].
 
         The array is the caller's. `logits` may be "last", "all", or indices into `token_ids`. Raises
-        ContextLengthError, with nothing changed, where the tokens do not fit; ValueError for ids outside the vocabulary.
+        ContextLengthError, with nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
         return self.decode_batch([(seq_id, token_ids, logits)])[0]
 

@@ -10,10 +10,10 @@ import functools
 import importlib
 import pkgutil
 
-from ggufpy.errors import UnsupportedArchitectureError
 from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import Decoder
 from ggufpy.arch.tensors import TensorSpec, check_tensors
+from ggufpy.errors import UnsupportedArchitectureError
 
 __all__ = ["Config", "Decoder", "TensorSpec", "check_tensors", "find", "names"]
 

@@ -1,6 +1,6 @@
 """Hyper-parameters: which metadata keys a model has, what they must be, and their values.
 
-This file owns the vocabulary of keys that architectures share and the reading of them. It knows no tensors and no graph.
+This file owns the keys that architectures share and the reading of them. It knows no tensors and no graph.
 Field names are llama.cpp's `hparams` names, key names are GGUF's without the architecture's prefix. An architecture
 says which of the optional fields it reads, and with what default: `{"norm_rms_eps": REQUIRED, "n_swa": 0}`.
 """
@@ -102,7 +102,7 @@ class Config:
             key: Key | None = f.metadata.get("key")
             if key is None or f.name == "n_layer" or (f.metadata.get("asked") and f.name not in asked):
                 continue
-            default = asked[f.name] if f.name in asked else f.default
+            default = asked.get(f.name, f.default)
             kind = _kind(f.type)
             if key.per_layer:
                 values[f.name] = reader.read_layers(key, kind, default, n_layer)

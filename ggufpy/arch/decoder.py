@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ggufpy.graph import Context, Graph, Tensor
 from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = ["Attention", "Builder", "Decoder", "Moe", "Rope", "RopeType", "f32"]
 
