@@ -35,7 +35,7 @@ Messages = Sequence[Mapping[str, Any]]
 class Model:
     """A GGUF model that is ready to run. Made by `Model.load` or `Model.from_pretrained`; a context manager."""
 
-    def __init__(self, file: GGUFFile, declaration: arch.Decoder, config: Config, weights: Weights, layout: Layout):
+    def __init__(self, file: GGUFFile, declaration: type[arch.Decoder], config: Config, weights: Weights, layout: Layout):
         self._file = file
         self._declaration = declaration
         self._config = config

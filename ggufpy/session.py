@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufpy.arch import Config, Decoder
-from ggufpy.arch.decoder import Builder, Rope
+from ggufpy.arch.decoder import GraphInputs, Rope
 from ggufpy.backend import Backend, Scheduler, physical_cores
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError
 from ggufpy.gguf import GGMLType
@@ -104,7 +104,7 @@ class Session:
     """
 
     def __init__(
-        self, arch: Decoder, config: Config, weights: Weights, layout: Layout, options: SessionOptions
+        self, arch: type[Decoder], config: Config, weights: Weights, layout: Layout, options: SessionOptions
     ) -> None:
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
@@ -271,7 +271,7 @@ class Session:
             KVInputs(g, cache, placement, n_tokens, "_swa" if cache.n_swa else "")
             for cache, placement in zip(self._memory.caches, placements, strict=True)
         ]
-        builder = Builder(
+        inputs = GraphInputs(
             g=g,
             graph=graph,
             config=self._config,
@@ -284,7 +284,7 @@ class Session:
             out_ids=out_ids,
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
-        logits = self._arch.build(builder)
+        logits = self._arch(inputs).build()
         if logits is not None:
             g.output(logits)
         self._scheduler.alloc(graph)

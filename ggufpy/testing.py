@@ -113,7 +113,7 @@ def write_tiny_model(
 _SWITCHES = {"tied", "bias", "fused_qkv", "scale", "rope_factors", "gated", "swa_pattern", "extra"}
 
 
-def _metadata(declaration: Decoder, shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
     keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": f"tiny {declaration.name}"}
     for field, value in shape.items():
@@ -132,7 +132,7 @@ def _metadata(declaration: Decoder, shape: Mapping[str, Any], switches: Mapping[
     }
 
 
-def _chosen(declaration: Decoder, config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
+def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
     fused = [f"blk.{il}.attn_qkv.weight" for il in range(config.n_layer)] if switches.get("fused_qkv") else []
     for spec in declaration.tensors(config, fused):

@@ -1,6 +1,7 @@
 """The architectures ggufpy can build, found by the `general.architecture` a file names.
 
-Every `Decoder` in a family's file of this folder is registered by being there; nothing else has to be edited.
+Every subclass of `Decoder` with a name, in a family's file of this folder, is registered by being there; nothing else
+has to be edited.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ __all__ = ["Config", "Decoder", "TensorSpec", "check_tensors", "find", "names"]
 
 
 @functools.cache
-def _registry() -> dict[str, Decoder]:
-    found: dict[str, Decoder] = {}
+def _registry() -> dict[str, type[Decoder]]:
+    found: dict[str, type[Decoder]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for value in vars(module).values():
-            if isinstance(value, Decoder):
+            if isinstance(value, type) and issubclass(value, Decoder) and value.name:
                 found[value.name] = value
     return dict(sorted(found.items()))
 
@@ -34,7 +35,7 @@ def names() -> list[str]:
     return list(_registry())
 
 
-def find(name: object) -> Decoder:
+def find(name: object) -> type[Decoder]:
     """Return the declaration of an architecture; UnsupportedArchitectureError names the nearest known ones."""
     if isinstance(name, str) and name in _registry():
         return _registry()[name]

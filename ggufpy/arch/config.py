@@ -31,6 +31,7 @@ class Key:
     low: float = 0
     high: float = INT_MAX
     per_layer: bool = False
+    count: int = 0  # an array of exactly so many values
     choices: tuple[str, ...] = ()
 
 
@@ -71,12 +72,42 @@ class Config:
     rope_attn_factor: float = _always("rope.scaling.attn_factor", 1.0)
     n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
 
+    n_expert_groups: int = _always("expert_group_count", 0, high=MAX_EXPERTS)
+    n_group_used: int = _always("expert_group_used_count", 0, high=MAX_EXPERTS)
+    is_swa: tuple[bool, ...] = _derived(())
+
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
-    final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0)
+    norm_eps: float = _asked("attention.layer_norm_epsilon", 0.0, high=1.0)
     n_swa: int = _asked("attention.sliding_window", 0)
     rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0)
-    rope_freq_scale_swa: float = _derived(1.0)
-    is_swa: tuple[bool, ...] = _derived(())
+    yarn_ext_factor: float = _asked("rope.scaling.yarn_ext_factor", -1.0, low=-1.0)
+    yarn_attn_factor: float = _asked("rope.scaling.yarn_attn_factor", 1.0)
+    yarn_beta_fast: float = _asked("rope.scaling.yarn_beta_fast", 32.0)
+    yarn_beta_slow: float = _asked("rope.scaling.yarn_beta_slow", 1.0)
+    rope_yarn_log_mul: float = _asked("rope.scaling.yarn_log_multiplier", 0.0)
+    rope_scaling_alpha: float = _asked("rope.scaling.alpha", 0.0)
+    rope_finetuned: bool = _asked("rope.scaling.finetuned", False)
+    rope_sections: tuple[int, ...] = _asked("rope.dimension_sections", (), count=4)
+    attention_scale: float = _asked("attention.scale", 0.0)
+    attn_output_scale: float = _asked("attention.output_scale", 0.0)
+    attn_logit_softcapping: float = _asked("attn_logit_softcapping", 0.0)
+    attn_temperature_scale: float = _asked("attention.temperature_scale", 0.0)
+    clamp_kqv: float = _asked("attention.clamp_kqv", 0.0)
+    max_alibi_bias: float = _asked("attention.max_alibi_bias", 0.0)
+    use_parallel_residual: bool = _asked("use_parallel_residual", False)
+    embedding_scale: float = _asked("embedding_scale", 0.0)
+    residual_scale: float = _asked("residual_scale", 0.0)
+    logit_scale: float = _asked("logit_scale", 0.0, low=-3e38)
+    final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0)
+    n_ff_exp: tuple[int, ...] = _asked("expert_feed_forward_length", (), per_layer=True)
+    n_ff_shexp: int = _asked("expert_shared_feed_forward_length", 0)
+    n_expert_shared: int = _asked("expert_shared_count", 0, high=MAX_EXPERTS)
+    n_layer_dense_lead: int = _asked("leading_dense_block_count", 0, high=MAX_LAYERS)
+    interleave_moe_layer_step: int = _asked("interleave_moe_layer_step", 0, high=MAX_LAYERS)
+    expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
+    expert_weights_norm: bool = _asked("expert_weights_norm", False)
+    expert_gating_func: int = _asked("expert_gating_func", 0, high=4)
+    n_layer_nextn: int = _asked("nextn_predict_layers", 0, high=MAX_LAYERS)
 
     @classmethod
     def from_gguf(
@@ -84,14 +115,14 @@ class Config:
         metadata: Mapping[str, Any],
         asked: Mapping[str, Any],
         *,
-        swa_period: int = 0,
+        swa_pattern: tuple[int, bool] = (0, False),
         check: Callable[[Config], Iterable[str]] | None = None,
         path: str = "",
     ) -> Config:
         """Read the keys of the file's architecture; `asked` maps the optional fields it reads to their defaults.
 
-        `swa_period` is the architecture's window pattern where the file has none: of each run of that many layers the
-        last one sees everything. `check` yields what else the architecture finds wrong. Raises one GGUFError that
+        `swa_pattern` is the architecture's pattern of windows where the file has none: of each run of that many layers
+        the last one sees everything, or the first if the second item says so. `check` yields what else the architecture finds wrong. Raises one GGUFError that
         lists every key that is missing, mistyped or out of range.
         """
         architecture = metadata["general.architecture"]
@@ -104,11 +135,11 @@ class Config:
                 continue
             default = asked.get(f.name, f.default)
             kind = _kind(f.type)
-            if key.per_layer:
-                values[f.name] = reader.read_layers(key, kind, default, n_layer)
+            if key.per_layer or key.count:
+                values[f.name] = reader.read_several(key, kind, default, key.count or n_layer)
             else:
                 values[f.name] = reader.read(key, kind, default)
-        _derive(values, reader, swa_period)
+        _derive(values, reader, swa_pattern)
         config = cls(**values)
         faults = reader.faults or list(check(config) if check else ())
         if faults:
@@ -149,16 +180,16 @@ class _Reader:
         value = self.metadata[name]
         return value if self._fits(key, kind, value) else default if default is not REQUIRED else None
 
-    def read_layers(self, key: Key, kind: type, default: Any, n_layer: int) -> Any:
-        """Read a value that may be one for all layers or an array with one per layer; absent optional → None."""
+    def read_several(self, key: Key, kind: type, default: Any, n: int) -> Any:
+        """Read an array of n values; one value stands for all layers. Absent and optional → the default."""
         value = self.metadata.get(f"{self.architecture}.{key.name}")
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-            if len(value) != n_layer:
-                self.fault(key.name, f"one value or {n_layer} of them (block_count)", value)
+            if len(value) != n:
+                self.fault(key.name, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
                 return None
             return tuple(value) if all(self._fits(key, kind, v) for v in value) else None
         value = self.read(key, kind, default)
-        return None if value is None else (value,) * n_layer
+        return value if value is None or isinstance(value, tuple) else (value,) * n
 
     def _fits(self, key: Key, kind: type, value: Any) -> bool:
         if type(value) is not kind:  # not isinstance: a bool is no integer here
@@ -179,7 +210,7 @@ def _show(value: object) -> str:
     return f"{value!r:.60}" + ("" if not isinstance(value, str) else " (a string)")
 
 
-def _derive(values: dict[str, Any], reader: _Reader, swa_period: int) -> None:
+def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int, bool]) -> None:
     """Fill in what follows from other keys, in llama.cpp's way, and check what must agree."""
     values["n_head_kv"] = values["n_head_kv"] or values["n_head"]
     values["n_ctx_orig_yarn"] = values["n_ctx_orig_yarn"] or values["n_ctx_train"]
@@ -196,24 +227,25 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_period: int) -> None:
             values["n_rot"] = values["n_embd_head_k"]
         if values["n_rot"] % 2 or values["n_rot"] > values["n_embd_head_k"]:
             reader.fault("rope.dimension_count", f"even and at most {values['n_embd_head_k']}", values["n_rot"])
-        if values["n_head_kv"] and any(q % kv for q, kv in zip(n_head, values["n_head_kv"], strict=True)):
+        if values["n_head_kv"] and any(kv and q % kv for q, kv in zip(n_head, values["n_head_kv"], strict=True)):
             reader.fault("attention.head_count_kv", f"a divisor of head_count ({n_head[0]})", values["n_head_kv"][0])
     if values["n_expert"] and not 0 < values["n_expert_used"] <= values["n_expert"]:
         reader.fault("expert_used_count", f"1 to {values['n_expert']} (expert_count)", values["n_expert_used"])
     if not values["n_expert"] and values["n_expert_used"]:
         reader.fault("expert_used_count", "0, as there is no expert_count", values["n_expert_used"])
-    values["is_swa"] = _window_layers(values, reader, swa_period)
+    values["is_swa"] = _window_layers(values, reader, *swa_pattern)
 
 
-def _window_layers(values: dict[str, Any], reader: _Reader, period: int) -> tuple[bool, ...]:
-    """Say which layers see only a window: an array in the file, or a period of which the last layer sees everything."""
+def _window_layers(values: dict[str, Any], reader: _Reader, period: int, dense_first: bool) -> tuple[bool, ...]:
+    """Say which layers see only a window: an array in the file, or a period of which one layer sees everything."""
     n_layer: int = values["n_layer"]
     if not values.get("n_swa"):
         return (False,) * n_layer
     name = "attention.sliding_window_pattern"
     pattern: Any = reader.metadata.get(f"{reader.architecture}.{name}", period)
     if type(pattern) is int and 0 <= pattern <= INT_MAX:
-        return tuple(bool(pattern == 0 or il % pattern < pattern - 1) for il in range(n_layer))
+        full = 0 if dense_first else pattern - 1
+        return tuple(bool(pattern == 0 or il % pattern != full) for il in range(n_layer))
     if isinstance(pattern, Sequence) and len(pattern) == n_layer and all(type(v) is bool for v in pattern):
         return tuple(bool(v) for v in pattern)
     reader.fault(name, f"an integer or {n_layer} bools", pattern)

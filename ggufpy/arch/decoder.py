@@ -1,17 +1,20 @@
-"""The decoder that the llama family shares, as a declaration (`Decoder`) and the small functions that build its graph.
+"""The decoder that most language models share, as a class to declare differences on.
 
-This file owns the order of operations inside a layer, which is llama.cpp's to the last addition, and the table of
-tensors and keys that follows from a declaration. It does not know where weights lie, how the cache keeps its cells or
-who runs the graph. Shapes in comments are in ggml order: the first number is the contiguous dimension.
-Nodes are named as in llama.cpp (`Qcur-3`, `ffn_out-3`), so that any of them can be found and compared.
+`Decoder` is both the declaration of an architecture and one graph of it in the making. Its class attributes say what a
+file has (the metadata keys, the tensor table) and which variant of each step is taken; its methods build the graph, in
+llama.cpp's order to the last addition. The class as it stands is Llama. An architecture is a subclass in its family's
+file: attributes where the difference is data, a method where it is another formula.
+
+This file does not know where weights lie, how the cache keeps its cells or who runs the graph. Shapes are in ggml
+order: the first number is the contiguous dimension. Nodes are named as in llama.cpp (`Qcur-3`, `ffn_out-3`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,13 +22,17 @@ from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Context, Graph, Tensor
 
-__all__ = ["Attention", "Builder", "Decoder", "Moe", "Rope", "RopeType", "f32"]
+__all__ = ["ALIBI_8", "NEOX", "NORM", "Attention", "Decoder", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt"]
 
-RopeType = int
-ROPE_NORM: RopeType = 0
-ROPE_NEOX: RopeType = 2
+NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
 PREC_F32 = 10
 HINT_HADAMARD = 1
+ALIBI_8 = 8.0
+MIN_F16 = 6.103515625e-5
+
+Presence = bool | None
+"""Whether a file has something: True always, False never, None as it likes."""
+Has = Collection[str]
 
 
 def f32(x: float) -> float:
@@ -38,120 +45,7 @@ def inv_sqrt(n: float) -> float:
     return float(np.float32(1.0) / np.sqrt(np.float32(n)))
 
 
-# --------------------------------------------------------------------------------------------------- declarations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moe:
-    """Experts: how the router's logits become weights (llama.cpp's build_moe_ffn)."""
-
-    normalize: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """How one architecture differs from the common decoder. A default is what llama does."""
-
-    name: str
-    rope: RopeType
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    """Optional fields of `Config` that this architecture reads, with their defaults."""
-    check: Callable[[Config], Iterator[str]] | None = None
-    """What else must hold of the hyper-parameters: yields the faults."""
-    rope_factors: bool = False
-    """The file may bring `rope_freqs` (or long and short factors)."""
-    embedding_scale: Callable[[Config], float] | None = None
-    attention_scale: Callable[[Config], float] = lambda c: inv_sqrt(c.n_embd_head_v)
-    scale_query: bool = False
-    """The attention scale multiplies the queries, not the scores."""
-    qk_norm: bool = False
-    """Queries and keys are RMS-normalized per head before they are rotated."""
-    output_bias: bool = False
-    """The attention output may have a bias."""
-    post_norm: bool = False
-    """Attention and FFN outputs are normalized before they are added."""
-    activation: str = "swiglu"
-    ffn_bias: bool = False
-    ffn_scale: bool = True
-    """The matrices of the FFN may have scales."""
-    moe: Moe | None = None
-    swa_period: int = 0
-    """With a window: of each run of that many layers the last one sees everything."""
-
-    def config(self, metadata: Mapping[str, Any], *, path: str = "") -> Config:
-        """Read and check the hyper-parameters; one GGUFError lists all faults."""
-        return Config.from_gguf(
-            metadata, {"norm_rms_eps": REQUIRED, **self.keys}, swa_period=self.swa_period, check=self.check, path=path
-        )
-
-    def tensors(self, c: Config, present: Container[str] = ()) -> Iterator[TensorSpec]:
-        """List every tensor that a file of this architecture has or may have.
-
-        `present` are the names a file has: they decide between a fused and three separate q, k, v matrices.
-        """
-        yield TensorSpec("token_embd.weight", (c.n_embd, c.n_vocab), indexed=True)
-        yield TensorSpec("output_norm.weight", (c.n_embd,))
-        yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=True)
-        if self.rope_factors:
-            names = (
-                ("rope_factors_long", "rope_factors_short") if c.rope_scaling_type == "longrope" else ("rope_freqs",)
-            )
-            for name in names:
-                yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
-        for il in range(c.n_layer):
-            fused = f"blk.{il}.attn_qkv.weight" in present
-            for spec in (*self._attention_tensors(c, il, fused), *self._ffn_tensors(c, il)):
-                yield TensorSpec(f"blk.{il}.{spec.name}", spec.shape, spec.optional)
-
-    def _attention_tensors(self, c: Config, il: int, fused: bool) -> Iterator[TensorSpec]:
-        widths = {
-            "q": c.n_embd_head_k * c.n_head[il],
-            "k": c.n_embd_head_k * c.n_head_kv[il],
-            "v": c.n_embd_head_v * c.n_head_kv[il],
-        }
-        yield TensorSpec("attn_norm.weight", (c.n_embd,))
-        if fused:
-            yield from _linear("attn_qkv", c.n_embd, sum(widths.values()), bias=True)
-            for role, width in widths.items():  # converters have left separate biases beside a fused matrix
-                yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
-        else:
-            for role, width in widths.items():
-                yield from _linear(f"attn_{role}", c.n_embd, width, bias=True)
-        yield from _linear("attn_output", c.n_embd_head_v * c.n_head[il], c.n_embd, bias=self.output_bias)
-        if self.qk_norm:
-            yield TensorSpec("attn_q_norm.weight", (c.n_embd_head_k,))
-            yield TensorSpec("attn_k_norm.weight", (c.n_embd_head_k,))
-        if self.post_norm:
-            yield TensorSpec("post_attention_norm.weight", (c.n_embd,))
-
-    def _ffn_tensors(self, c: Config, il: int) -> Iterator[TensorSpec]:
-        n_ff = c.n_ff[il]
-        yield TensorSpec("ffn_norm.weight", (c.n_embd,))
-        if c.n_expert and self.moe:
-            yield TensorSpec("ffn_gate_inp.weight", (c.n_embd, c.n_expert))
-            for role, shape in (("gate", (c.n_embd, n_ff)), ("up", (c.n_embd, n_ff)), ("down", (n_ff, c.n_embd))):
-                yield TensorSpec(f"ffn_{role}_exps.weight", (*shape, c.n_expert), optional=role == "gate")
-                yield TensorSpec(f"ffn_{role}_exps.scale", (c.n_expert,), optional=True)
-        else:
-            for role, shape in (("gate", (c.n_embd, n_ff)), ("up", (c.n_embd, n_ff)), ("down", (n_ff, c.n_embd))):
-                yield from _linear(f"ffn_{role}", *shape, bias=self.ffn_bias, scale=self.ffn_scale)
-        if self.post_norm:
-            yield TensorSpec("post_ffw_norm.weight", (c.n_embd,))
-
-    def build(self, b: Builder) -> Tensor | None:
-        """Build the graph of one micro-batch; returns its logits, [n_vocab, n_outputs], if any are wanted."""
-        return build_decoder(self, b)
-
-
-def _linear(role: str, n_in: int, n_out: int, *, bias: bool, scale: bool = True) -> Iterator[TensorSpec]:
-    yield TensorSpec(f"{role}.weight", (n_in, n_out))
-    if scale:
-        yield TensorSpec(f"{role}.scale", (1,), optional=True)
-    if bias:
-        yield TensorSpec(f"{role}.bias", (n_out,), optional=True)
-
-
-# --------------------------------------------------------------------------------------- what a graph is built from
+# ----------------------------------------------------------------------------------------- what a graph is built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +57,33 @@ class Rope:
     freq_scale: float
     ext_factor: float
     attn_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: float
+    beta_slow: float
 
     @classmethod
     def of(cls, c: Config) -> Rope:
         """Derive the parameters as llama_context does, in single precision."""
+        one, tenth = np.float32(1.0), np.float32(0.1)
         factor = np.float32(c.rope_scaling_factor)
-        scaled = c.rope_scaling_type != "none" and factor != 0
-        freq_scale = np.float32(1.0) / factor if scaled else np.float32(1.0)
-        ext_factor, attn_factor = 0.0, np.float32(1.0)
-        if c.rope_scaling_type == "yarn":
-            ext_factor = 1.0
-            tenth, one = np.float32(0.1), np.float32(1.0)
+        freq_scale = one / factor if factor and c.rope_scaling_type != "none" else one
+        ext_factor = c.yarn_ext_factor if c.yarn_ext_factor >= 0 else float(c.rope_scaling_type == "yarn")
+        attn_factor = np.float32(c.yarn_attn_factor)
+        if ext_factor:
             stretch = one / freq_scale
-            log = np.float32(math.log(stretch)) if stretch > 0 else np.float32(0)
-            attn_factor = one if stretch <= 1 else tenth * one * log + one
+            log = np.float32(math.log(stretch))
+            attn_factor = _mscale(stretch, log, one)
+            if c.rope_yarn_log_mul:
+                attn_factor /= _mscale(stretch, log, np.float32(c.rope_yarn_log_mul))
             attn_factor *= one / (one + tenth * log)  # ggml multiplies by this itself
-        attn_factor = np.float32(attn_factor) * np.float32(c.rope_attn_factor)
-        return cls(c.n_ctx_orig_yarn, f32(c.rope_freq_base), float(freq_scale), ext_factor, float(attn_factor))
+        attn_factor *= np.float32(c.rope_attn_factor)
+        return cls(
+            c.n_ctx_orig_yarn, f32(c.rope_freq_base), float(freq_scale), f32(ext_factor), float(attn_factor),
+            f32(c.yarn_beta_fast), f32(c.yarn_beta_slow),
+        )  # fmt: skip
+
+
+def _mscale(stretch: np.float32, log: np.float32, m: np.float32) -> np.float32:
+    return np.float32(1.0) if stretch <= 1 else np.float32(0.1) * m * log + np.float32(1.0)
 
 
 class Attention(Protocol):
@@ -197,8 +99,8 @@ class Attention(Protocol):
 
 
 @dataclass(slots=True)
-class Builder:
-    """One graph in the making: the context of its operations, its inputs, and the model it computes."""
+class GraphInputs:
+    """What a session gives to a graph: the context to build in, the model, and the inputs of a micro-batch."""
 
     g: Context
     graph: Graph
@@ -212,10 +114,219 @@ class Builder:
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """How a router's logits become the weights of the chosen experts (llama.cpp's build_moe_ffn).
+
+    `gating` and `normalize` may be left to the file's `expert_gating_func` and `expert_weights_norm` with None.
+    """
+
+    gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
+    normalize: bool | None = True
+    bias: Presence = False  # exp_probs_b, added for the choice only
+    shared: bool = False  # experts that every token uses
+    expert_bias: bool = False
+    select_logits: bool = False  # choose by the logits, whatever the gating
+    weight_first: bool = False  # weigh what goes into the experts, not what comes out
+
+
+GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight", 4: "sqrt_softplus"}
+
+
+# --------------------------------------------------------------------------------------------------------- the decoder
+
+
+class Decoder:
+    """Llama, and what other architectures declare their differences from. See the head of this file."""
+
+    name: ClassVar[str] = ""
+    # --- keys
+    keys: ClassVar[Mapping[str, Any]] = {}
+    """Optional fields of `Config` that this architecture reads, with their defaults."""
+    swa_period: ClassVar[int] = 0
+    """With a window: of each run of that many layers the last one sees everything (or the first: `swa_dense_first`)."""
+    swa_dense_first: ClassVar[bool] = False
+    # --- tensors and steps
+    norm: ClassVar[str] = "rms"  # or "layer"
+    norm_weight: ClassVar[bool] = True
+    norm_bias: ClassVar[Presence] = False
+    pre_norm: ClassVar[bool] = True
+    ffn_norm: ClassVar[str] = "ffn_norm"
+    post_norms: ClassVar[tuple[str, str] | None] = None
+    """Norms of the attention's and the FFN's output, before these are added."""
+    tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
+    head_bias: ClassVar[Presence] = False
+    rope: ClassVar[int | None] = NORM
+    rope_factors: ClassVar[bool] = False
+    """The file may bring `rope_freqs` (or long and short factors)."""
+    qkv_fused: ClassVar[Presence] = None
+    qkv_bias: ClassVar[Presence] = None
+    output_bias: ClassVar[Presence] = False
+    qk_norm: ClassVar[str] = ""
+    """Queries and keys are normalized: "head" or "full" row before they are rotated, "rotated" per head after that."""
+    sinks: ClassVar[bool] = False
+    scale_query: ClassVar[bool] = False
+    """The attention scale multiplies the queries, not the scores."""
+    ffn_gate: ClassVar[bool] = True
+    ffn_fused: ClassVar[bool] = False  # gate and up are one matrix
+    ffn_bias: ClassVar[Presence] = False
+    ffn_scale: ClassVar[bool] = True
+    activation: ClassVar[str] = "silu"  # of the gate, or of up where there is no gate
+    moe: ClassVar[Moe | None] = None
+    crop: ClassVar[str] = "early"
+    """Where unwanted rows are dropped: "early" in the last layer, "late" before the last norm, "last" after it."""
+
+    # ---------------------------------------------------------------------------------------------- keys and tensors
+
+    @classmethod
+    def config(cls, metadata: Mapping[str, Any], *, path: str = "") -> Config:
+        """Read and check the hyper-parameters; one GGUFError lists all faults."""
+        eps = {"norm_rms_eps": REQUIRED} if cls.norm == "rms" else {"norm_eps": REQUIRED}
+        pattern = (cls.swa_period, cls.swa_dense_first)
+        return Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=cls.check, path=path)
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        """Yield what is wrong with the hyper-parameters beyond each key's own range."""
+        yield from ()
+
+    @classmethod
+    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
+        """List every tensor that a file of this architecture has or may have.
+
+        `has` are the names a file has: they decide between forms, such as one fused or three separate q, k, v matrices.
+        """
+        yield TensorSpec("token_embd.weight", (c.n_embd, c.n_vocab), indexed=True)
+        yield from cls.norm_tensors("output_norm", c.n_embd)
+        if cls.tie is not True:
+            yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
+        if cls.head_bias is not False:
+            yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
+        if cls.rope_factors:
+            names = ("rope_factors_long", "rope_factors_short") if c.rope_scaling_type == "longrope" else ("rope_freqs",)
+            for name in names:
+                yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
+        for il in range(c.n_layer):
+            names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
+            for spec in cls.layer_tensors(c, il, names_here):
+                yield TensorSpec(f"blk.{il}.{spec.name}", spec.shape, spec.optional)
+
+    @classmethod
+    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        """List a layer's tensors, by their names behind `blk.N.`."""
+        if cls.pre_norm:
+            yield from cls.norm_tensors("attn_norm", c.n_embd)
+        yield from cls.attention_tensors(c, il, has)
+        if cls.post_norms:
+            yield from cls.norm_tensors(cls.post_norms[0], c.n_embd)
+        if cls.pre_norm:
+            yield from cls.norm_tensors(cls.ffn_norm, c.n_embd)
+        yield from cls.ffn_tensors(c, il, has)
+        if cls.post_norms:
+            yield from cls.norm_tensors(cls.post_norms[1], c.n_embd)
+
+    @classmethod
+    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        """List the tensors of a layer's attention."""
+        n_head, n_head_kv = c.n_head[il], c.n_head_kv[il]
+        widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
+        if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
+            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias)
+            if cls.qkv_bias is None and "attn_qkv.bias" not in has:
+                for role, width in widths.items():  # converters have left separate biases beside a fused matrix
+                    yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
+        else:
+            for role, width in widths.items():
+                yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias)
+        yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, cls.output_bias)
+        if cls.qk_norm:
+            full = cls.qk_norm == "full"
+            yield TensorSpec("attn_q_norm.weight", (widths["q"] if full else c.n_embd_head_k,))
+            yield TensorSpec("attn_k_norm.weight", (widths["k"] if full else c.n_embd_head_k,))
+        if cls.sinks:
+            yield TensorSpec("attn_sinks.weight", (n_head,))
+
+    @classmethod
+    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        """List the tensors of a layer's FFN, dense or with experts."""
+        if cls.is_moe(c, il):
+            yield from cls.moe_tensors(c, il)
+        else:
+            yield from cls.dense_tensors(c, c.n_ff[il])
+
+    @classmethod
+    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+        """List the tensors of one gated FFN; shared experts are one with the suffix `_shexp`."""
+        bias = cls.ffn_bias if not suffix else False
+        if cls.ffn_gate and not cls.ffn_fused:
+            yield from linear(f"ffn_gate{suffix}", c.n_embd, n_ff, bias, scale=cls.ffn_scale)
+        yield from linear(f"ffn_up{suffix}", c.n_embd, n_ff * 2 if cls.ffn_fused else n_ff, bias, scale=cls.ffn_scale)
+        yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, bias, scale=cls.ffn_scale)
+
+    @classmethod
+    def moe_tensors(cls, c: Config, il: int) -> Iterator[TensorSpec]:
+        """List the tensors of a layer's router and experts."""
+        assert cls.moe is not None
+        n_ff, n_embd, n_expert, bias = cls.n_ff_exp(c, il), c.n_embd, c.n_expert, cls.moe.expert_bias
+        yield TensorSpec("ffn_gate_inp.weight", (n_embd, n_expert))
+        if bias:
+            yield TensorSpec("ffn_gate_inp.bias", (n_expert,))
+        for role, n_in, n_out in (("gate", n_embd, n_ff), ("up", n_embd, n_ff), ("down", n_ff, n_embd)):
+            yield TensorSpec(f"ffn_{role}_exps.weight", (n_in, n_out, n_expert), optional=cls.expert_optional(role))
+            if bias:
+                yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert))
+            elif cls.ffn_scale:
+                yield TensorSpec(f"ffn_{role}_exps.scale", (n_expert,), optional=True)
+        if cls.moe.bias is not False:
+            yield TensorSpec("exp_probs_b.bias", (n_expert,), optional=cls.moe.bias is None)
+        if cls.moe.shared and (width := cls.n_ff_shexp(c, il)):
+            yield from cls.dense_tensors(c, width, "_shexp")
+
+    @classmethod
+    def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
+        """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
+        if cls.norm_weight:
+            yield TensorSpec(f"{role}.weight", (width,))
+        if cls.norm_bias is not False:
+            yield TensorSpec(f"{role}.bias", (width,), optional=cls.norm_bias is None)
+
+    @classmethod
+    def is_moe(cls, c: Config, il: int) -> bool:
+        """Say whether a layer has experts."""
+        step = c.interleave_moe_layer_step or 1
+        return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
+
+    @classmethod
+    def n_ff_exp(cls, c: Config, il: int) -> int:
+        """Return an expert's width."""
+        return c.n_ff_exp[il] if c.n_ff_exp else c.n_ff[il]
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        """Return the width of the shared experts together; 0 for none."""
+        return c.n_ff_shexp or cls.n_ff_exp(c, il) * c.n_expert_shared
+
+    @classmethod
+    def expert_optional(cls, role: str) -> bool:
+        """Say whether a file may lack one of the experts' matrices: gate, up or down."""
+        return False
+
+    # -------------------------------------------------------------------------------------------------- small steps
+
+    def __init__(self, inputs: GraphInputs) -> None:
+        self.inputs = inputs
+        self.g, self.graph, self.c, self.w = inputs.g, inputs.graph, inputs.config, inputs.weights
+
+    def named(self, x: Tensor, name: str, il: int = -1) -> Tensor:
+        """Give a node llama.cpp's name."""
+        x.name = f"{name}-{il}" if il >= 0 else name
+        return x
+
     def linear(self, x: Tensor, role: str, *, bias_first: bool = False) -> Tensor:
         """Multiply by a weight; apply its scale and bias where the file has them."""
-        y = self.g.mul_mat(self.weights[f"{role}.weight"], x)
-        scale, bias = self.weights.get(f"{role}.scale"), self.weights.get(f"{role}.bias")
+        y = self.g.mul_mat(self.w[f"{role}.weight"], x)
+        scale, bias = self.w.get(f"{role}.scale"), self.w.get(f"{role}.bias")
         if scale is not None and not bias_first:
             y = self.g.mul(y, scale)
         if bias is not None:
@@ -224,237 +335,439 @@ class Builder:
             y = self.g.mul(y, scale)
         return y
 
-    def norm(self, x: Tensor, role: str, name: str) -> Tensor:
-        """Normalize by the root mean square and multiply by a weight."""
-        y = self.g.mul(self.g.rms_norm(x, self.config.norm_rms_eps), self.weights[f"{role}.weight"])
-        y.name = name
-        return y
+    def normalize(self, x: Tensor, role: str, name: str, il: int = -1, *, kind: str = "", eps: float = 0.0) -> Tensor:
+        """Normalize the rows; multiply by a weight and add a bias where the file has them."""
+        if (kind or self.norm) == "rms":
+            y = self.g.rms_norm(x, f32(eps or self.c.norm_rms_eps))
+        else:
+            y = self.g.norm(x, f32(eps or self.c.norm_eps))
+        weight, bias = self.w.get(f"{role}.weight"), self.w.get(f"{role}.bias")
+        if weight is not None:
+            y = self.g.mul(y, weight)
+        if bias is not None:
+            y = self.g.add(y, bias)
+        return self.named(y, name, il)
 
+    def wanted(self, il: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """In the last layer, keep only the rows whose logits are wanted, [n_embd, n_outputs]."""
+        if il < self.c.n_layer - 1 or self.crop != "early" or self.inputs.out_ids is None:
+            return tensors
+        return tuple(self.g.get_rows(t, self.inputs.out_ids) for t in tensors)
 
-# ------------------------------------------------------------------------------------------------------- the decoder
+    # ------------------------------------------------------------------------------------------------------ the graph
 
+    def build(self) -> Tensor | None:
+        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted.
 
-def build_decoder(arch: Decoder, b: Builder) -> Tensor | None:
-    """Embed the tokens, run the layers, and project the wanted rows on the vocabulary.
+        Where none are, the last layer stops as soon as its keys and values are stored.
+        """
+        x = self.embed()
+        for il in range(self.c.n_layer - 1):
+            x = self.layer(x, il)
+        il = self.c.n_layer - 1
+        if self.inputs.out_ids is None:
+            self.store_only(x, il)
+            return None
+        x = self.layer(x, il)
+        if self.crop == "late":
+            x = self.g.get_rows(x, self.inputs.out_ids)
+        x = self.normalize(x, "output_norm", "result_norm")
+        if self.crop == "last":
+            x = self.g.get_rows(x, self.inputs.out_ids)
+        logits = self.named(self.head(x), "result_output")
+        self.graph.expand(logits)
+        return logits
 
-    Where no row is wanted the last layer stops as soon as its keys and values are stored.
-    """
-    g, c = b.g, b.config
-    x = g.get_rows(b.weights["token_embd.weight"], b.tokens)  # [n_embd, n_tokens]
-    if arch.embedding_scale:
-        x = g.scale(x, arch.embedding_scale(c))
-        x.name = "inp_scaled"
-    for il in range(c.n_layer - 1):
-        x = layer(arch, b, x, il)
-    il = c.n_layer - 1
-    if b.out_ids is None:
-        attention_inputs(arch, b, b.norm(x, f"blk.{il}.attn_norm", f"attn_norm-{il}"), il)
-        return None
-    x = b.norm(layer(arch, b, x, il), "output_norm", "result_norm")
-    logits = g.mul_mat(b.weights["output.weight"], x)  # [n_vocab, n_outputs]
-    if c.final_logit_softcapping:
-        logits = softcap(g, logits, c.final_logit_softcapping)
-    logits.name = "result_output"
-    b.graph.expand(logits)
-    return logits
+    def embed(self) -> Tensor:
+        """Look up the tokens' embeddings, [n_embd, n_tokens]."""
+        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
+        scale = self.embedding_scale(self.c)
+        return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
 
+    @classmethod
+    def embedding_scale(cls, c: Config) -> float:
+        """Return what embeddings are multiplied by; 0 for nothing."""
+        return f32(c.embedding_scale)
 
-def layer(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
-    """Add attention, then the FFN, to the residual stream. The last layer goes on with the wanted rows only."""
-    g, blk = b.g, f"blk.{il}"
-    cur = b.norm(x, f"{blk}.attn_norm", f"attn_norm-{il}")
-    cur = attention(arch, b, cur, il)
-    if il == b.config.n_layer - 1 and b.out_ids is not None:
-        cur, x = g.get_rows(cur, b.out_ids), g.get_rows(x, b.out_ids)  # [n_embd, n_outputs]
-    if arch.post_norm:
-        cur = b.norm(cur, f"{blk}.post_attention_norm", f"attn_post_norm-{il}")
-    h = g.add(cur, x)
-    h.name = f"ffn_inp-{il}"
-    cur = b.norm(h, f"{blk}.ffn_norm", f"ffn_norm-{il}")
-    cur = moe_ffn(arch, b, cur, il) if b.config.n_expert and arch.moe else ffn(arch, b, cur, il)
-    if arch.post_norm:
-        cur = b.norm(cur, f"{blk}.post_ffw_norm", f"ffn_post_norm-{il}")
-    x = g.add(cur, h)
-    x.name = f"l_out-{il}"
-    return x
+    def head(self, x: Tensor) -> Tensor:
+        """Project on the vocabulary."""
+        y = self.g.mul_mat(self.w["output.weight"], x)
+        if self.head_bias is not False and "output.bias" in self.w:
+            y = self.g.add(y, self.w["output.bias"])
+        scale = self.logit_scale(self.c)
+        if scale:
+            y = self.g.scale(y, scale)
+        return self.softcap(y, self.c.final_logit_softcapping) if self.c.final_logit_softcapping else y
 
+    @classmethod
+    def logit_scale(cls, c: Config) -> float:
+        """Return what logits are multiplied by; 0 for nothing."""
+        return f32(c.logit_scale)
 
-def attention(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
-    """Project, rotate, store in the cache, attend, project back."""
-    q = attention_inputs(arch, b, x, il)
-    scale = arch.attention_scale(b.config)
-    cur = attend(b, q, 1.0 if arch.scale_query else scale, il)
-    cur = b.linear(cur, f"blk.{il}.attn_output")
-    cur.name = f"attn_out-{il}"
-    return cur
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """Bound values smoothly to ±cap."""
+        x = self.g.scale(x, float(np.float32(1.0) / np.float32(cap)))
+        return self.g.scale(self.g.tanh(x), f32(cap))
 
+    def layer(self, x: Tensor, il: int) -> Tensor:
+        """Add attention, then the FFN, to the residual stream, [n_embd, n_tokens]."""
+        cur = self.attention(self.attention_input(x, il), il)
+        cur, x = self.wanted(il, cur, x)
+        h = self.add_residual(cur, x, 0, il)
+        cur = self.normalize(h, f"blk.{il}.{self.ffn_norm}", "ffn_norm", il) if self.pre_norm else h
+        return self.named(self.add_residual(self.feed_forward(cur, il), h, 1, il), "l_out", il)
 
-def attention_inputs(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
-    """Compute queries, keys and values, store the latter two in the cache, and return the queries."""
-    g, kv = b.g, b.attention(il)
-    q, k, v = qkv(b, x, il)
-    q = rotate(arch, b, q, "q", il)
-    k = rotate(arch, b, k, "k", il)
-    q.name, k.name, v.name = f"Qcur-{il}", f"Kcur-{il}", f"Vcur-{il}"
-    if arch.scale_query:
-        q = g.scale(q, arch.attention_scale(b.config))
-    if kv.k_rot is not None:
-        q, k = hadamard(g, q, kv.k_rot), hadamard(g, k, kv.k_rot)
-    if kv.v_rot is not None:
-        v = hadamard(g, v, kv.v_rot)
-    for t in (v, k) if b.out_ids is None and il == b.config.n_layer - 1 else (q, v, k):
-        b.graph.expand(t)
-    kv.store(b.graph, k, v, il)
-    return q
+    def attention_input(self, x: Tensor, il: int) -> Tensor:
+        """Return what queries, keys and values are made of."""
+        return self.normalize(x, f"blk.{il}.attn_norm", "attn_norm", il) if self.pre_norm else x
 
+    def add_residual(self, cur: Tensor, x: Tensor, which: int, il: int) -> Tensor:
+        """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
+        if self.post_norms:
+            role, name = self.post_norms[which], ("attn_post_norm", "ffn_post_norm")[which]
+            cur = self.normalize(cur, f"blk.{il}.{role}", name, il)
+        if self.c.residual_scale:
+            cur = self.g.scale(cur, f32(self.c.residual_scale))
+        y = self.g.add(cur, x)
+        return y if which else self.named(y, "ffn_inp", il)
 
-def qkv(b: Builder, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Project to queries, keys and values, each [n_embd_head, n_head, n_tokens]."""
-    g, c, blk = b.g, b.config, f"blk.{il}"
-    n_tokens = x.ne[1]
-    heads = ((c.n_embd_head_k, c.n_head[il]), (c.n_embd_head_k, c.n_head_kv[il]), (c.n_embd_head_v, c.n_head_kv[il]))
-    if f"{blk}.attn_qkv.weight" not in b.weights:
-        parts = [b.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
-        q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True))
+    # ------------------------------------------------------------------------------------------------------ attention
+
+    def attention(self, x: Tensor, il: int) -> Tensor:
+        """Project, rotate, store in the cache, attend, project back."""
+        q, k, v = self.qkv(x, il)
+        q, k = self.position(q, k, il)
+        cur = self.attend(q, k, v, il)
+        return self.named(self.linear(cur, f"blk.{il}.attn_output"), "attn_out", il)
+
+    def store_only(self, x: Tensor, il: int) -> None:
+        """Compute a layer's keys and values and store them, and nothing else."""
+        q, k, v = self.qkv(self.attention_input(x, il), il)
+        _, k = self.position(q, k, il)
+        self.store(k, v, il)
+
+    def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Project to queries, keys and values, each [n_embd_head, n_head, n_tokens]."""
+        g, c, blk = self.g, self.c, f"blk.{il}"
+        n_tokens = x.ne[1]
+        heads = (
+            (c.n_embd_head_k, c.n_head[il]),
+            (c.n_embd_head_k, c.n_head_kv[il]),
+            (c.n_embd_head_v, c.n_head_kv[il]),
+        )
+        full = self.qk_norm == "full"
+        if f"{blk}.attn_qkv.weight" in self.w:
+            y = self.clamp_kqv(self.fused_qkv(x, blk), full)
+            parts, offset = [], 0
+            for d, n in heads:
+                if full:
+                    parts.append(g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], offset)))
+                else:
+                    parts.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
+                offset += d * n * 4
+        else:
+            parts = [self.clamp_kqv(self.linear(x, f"{blk}.attn_{role}"), full) for role in "qkv"]
+            if not full:
+                parts = [g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True)]
+        q, k, v = parts
+        if full:
+            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
+            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+            q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip((q, k, v), heads, strict=True))
         return q, k, v
-    y = b.linear(x, f"{blk}.attn_qkv")
-    biases = [b.weights[name] for role in "qkv" if (name := f"{blk}.attn_{role}.bias") in b.weights]
-    if f"{blk}.attn_qkv.bias" not in b.weights and len(biases) == 3:
-        y = g.add(y, g.concat(g.concat(biases[0], biases[1], 0), biases[2], 0))
-    offset, views = 0, []
-    for d, n in heads:
-        views.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
-        offset += d * n * 4
-    return views[0], views[1], views[2]
 
-
-def rotate(arch: Decoder, b: Builder, x: Tensor, which: str, il: int) -> Tensor:
-    """Normalize the heads where the architecture does, and rotate them by their positions (ggml_rope_ext)."""
-    c, rope = b.config, b.rope
-    if arch.qk_norm:
-        x = b.norm(x, f"blk.{il}.attn_{which}_norm", f"{which.upper()}cur_normed-{il}")
-    base, scale = rope.freq_base, rope.freq_scale
-    if c.is_swa[il]:
-        base, scale = f32(c.rope_freq_base_swa), f32(c.rope_freq_scale_swa)
-    return b.g.rope_ext(
-        x, b.positions, rope_factors(arch, b), c.n_rot, arch.rope, rope.n_ctx_orig, base, scale,
-        rope.ext_factor, rope.attn_factor, rope.beta_fast, rope.beta_slow,
-    )  # fmt: skip
-
-
-def rope_factors(arch: Decoder, b: Builder) -> Tensor | None:
-    """Return the per-frequency divisors the file brings, if any."""
-    if not arch.rope_factors:
-        return None
-    if b.config.rope_scaling_type != "longrope":
-        return b.weights.get("rope_freqs.weight")
-    return b.weights.get(f"rope_factors_{'long' if b.use_long_factors else 'short'}.weight")
-
-
-def attend(b: Builder, q: Tensor, scale: float, il: int) -> Tensor:
-    """Attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
-    g, kv = b.g, b.attention(il)
-    keys, values = kv.keys(il), kv.values(il)
-    n_stream = keys.ne[3]
-    d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
-    q = g.view_4d(q, d, n_head, n_tokens, n_stream, q.nb[1], q.nb[2], q.nb[2] * n_tokens, 0)
-    q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
-    if b.flash_attn:
-        cur = g.flash_attn_ext(q, keys, values, kv.mask, scale, 0.0, 0.0)
-        g.prec_set_acc(cur, PREC_F32)
-        cur.name = f"__fattn__-{il}"
-        cur = g.reshape_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
-    else:
-        kq = g.mul_mat(keys, q)  # [n_kv, n_tokens, n_head, n_stream]
-        g.prec_set_acc(kq, PREC_F32)
-        kq.name = f"kq-{il}"
-        kq = g.soft_max_ext(kq, kv.mask, scale, 0.0)
-        kq.name = f"kq_soft_max-{il}"
-        cur = g.mul_mat(values, kq)  # [n_embd_head_v, n_tokens, n_head, n_stream]
-        cur.name = f"kqv-{il}"
-        cur = g.permute(cur, 0, 2, 1, 3)
-        cur = g.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
-    b.graph.expand(cur)
-    cur.name = f"kqv_out-{il}"
-    return hadamard(g, cur, kv.v_rot) if kv.v_rot is not None else cur
-
-
-def hadamard(g: Context, x: Tensor, rot: Tensor) -> Tensor:
-    """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""
-    n = rot.ne[0]
-    rows = x.n_elements // n
-    y = g.reshape_2d(x, n, rows) if x.is_contiguous else g.cont_2d(x, n, rows)
-    y = g.mul_mat(rot, y)
-    g.mul_mat_set_hint(y, HINT_HADAMARD)
-    return g.reshape_4d(y, *x.ne)
-
-
-def softcap(g: Context, x: Tensor, cap: float) -> Tensor:
-    """Bound values smoothly to ±cap."""
-    x = g.scale(x, float(np.float32(1.0) / np.float32(cap)))
-    return g.scale(g.tanh(x), f32(cap))
-
-
-def ffn(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
-    """Compute the gated feed-forward network, up first as llama.cpp does."""
-    up = b.linear(x, f"blk.{il}.ffn_up", bias_first=True)
-    gate = b.linear(x, f"blk.{il}.ffn_gate", bias_first=True)
-    up.name, gate.name = f"ffn_up-{il}", f"ffn_gate-{il}"
-    cur = b.linear(gated(arch, b.g, gate, up), f"blk.{il}.ffn_down", bias_first=True)
-    cur.name = f"ffn_out-{il}"
-    return cur
-
-
-def gated(arch: Decoder, g: Context, gate: Tensor, up: Tensor) -> Tensor:
-    """Apply the activation to the gate and multiply."""
-    return {"swiglu": g.swiglu_split, "geglu": g.geglu_split}[arch.activation](gate, up)
-
-
-def moe_ffn(arch: Decoder, b: Builder, x: Tensor, il: int) -> Tensor:
-    """Route each token to its best experts and add up their weighted outputs."""
-    g, c, blk = b.g, b.config, f"blk.{il}"
-    assert arch.moe is not None
-    n_embd, n_tokens, n_used = x.ne[0], x.ne[1], c.n_expert_used
-    logits = b.linear(x, f"{blk}.ffn_gate_inp")  # [n_expert, n_tokens]
-    logits.name = f"ffn_moe_logits-{il}"
-    probs = g.soft_max(logits)
-    probs.name = f"ffn_moe_probs-{il}"
-    ids = g.argsort_top_k(probs, n_used)  # [n_used, n_tokens]
-    ids.name = f"ffn_moe_topk-{il}"
-    weights = g.get_rows(g.reshape_3d(probs, 1, c.n_expert, n_tokens), ids)  # [1, n_used, n_tokens]
-    if arch.moe.normalize:
-        weights = g.reshape_2d(weights, n_used, n_tokens)
-        total = g.clamp(g.sum_rows(weights), 6.103515625e-5, math.inf)
-        weights = g.reshape_3d(g.div(weights, total), 1, n_used, n_tokens)
-    b.graph.expand(weights)
-
-    x = g.reshape_3d(x, n_embd, 1, n_tokens)
-    up = experts(b, x, f"{blk}.ffn_up_exps", ids)  # [n_ff, n_used, n_tokens]
-    if f"{blk}.ffn_gate_exps.weight" in b.weights:
-        cur = gated(arch, g, experts(b, x, f"{blk}.ffn_gate_exps", ids), up)
-    else:
-        cur = g.silu(up)
-    cur = g.mul(experts(b, cur, f"{blk}.ffn_down_exps", ids), weights)  # [n_embd, n_used, n_tokens]
-    b.graph.expand(cur)
-    parts = [g.view_2d(cur, n_embd, n_tokens, cur.nb[2], i * cur.nb[1]) for i in range(n_used)]
-    for part in parts:
-        b.graph.expand(part)
-    out = parts[0]
-    for part in parts[1:]:
-        out = g.add(out, part)
-        b.graph.expand(out)
-    out = out if n_used > 1 else g.cont(out)
-    out.name = f"ffn_moe_out-{il}"
-    return out
-
-
-def experts(b: Builder, x: Tensor, role: str, ids: Tensor) -> Tensor:
-    """Multiply each token by the matrices of its experts, and by those experts' scales where the file has them."""
-    g = b.g
-    y = g.mul_mat_id(b.weights[f"{role}.weight"], x, ids)
-    scale = b.weights.get(f"{role}.scale")
-    if scale is None:
+    def fused_qkv(self, x: Tensor, blk: str) -> Tensor:
+        """Multiply by the fused matrix and add its bias, or the three that a converter left separate."""
+        y = self.linear(x, f"{blk}.attn_qkv")
+        biases = [self.w[name] for role in "qkv" if (name := f"{blk}.attn_{role}.bias") in self.w]
+        if f"{blk}.attn_qkv.bias" not in self.w and len(biases) == 3:
+            y = self.g.add(y, self.g.concat(self.g.concat(biases[0], biases[1], 0), biases[2], 0))
         return y
-    n_expert, n_tokens = scale.ne[0], x.ne[2]
-    s = g.repeat_4d(g.reshape_3d(scale, 1, n_expert, 1), 1, n_expert, n_tokens, 1)
-    return g.mul(y, g.get_rows(s, ids))
+
+    def clamp_kqv(self, x: Tensor, full: bool) -> Tensor:
+        """Clamp projections where the file asks for it."""
+        c = f32(self.c.clamp_kqv)
+        return self.g.clamp(x, -c, c) if c > 0 and not full else x
+
+    def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        """Normalize queries and keys where the architecture does, and rotate them by their positions."""
+        blk = f"blk.{il}"
+        if self.qk_norm == "head":
+            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
+            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+        if self.rotates(self.c, il):
+            q, k = self.rotate(q, il), self.rotate(k, il)
+        if self.qk_norm == "rotated":
+            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
+            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+        return q, k
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        """Say whether a layer's queries and keys know their positions."""
+        return cls.rope is not None
+
+    def rotate(self, x: Tensor, il: int) -> Tensor:
+        """Rotate heads by their positions (ggml_rope_ext)."""
+        assert self.rope is not None
+        r = self.rope_of(il)
+        return self.g.rope_ext(
+            x, self.inputs.positions, self.factors(il), self.n_rot(il), self.rope, r.n_ctx_orig, r.freq_base,
+            r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow,
+        )  # fmt: skip
+
+    def n_rot(self, il: int) -> int:
+        """Return how many values of a head rotate."""
+        return self.c.n_rot
+
+    def rope_of(self, il: int) -> Rope:
+        """Return a layer's rotation: windowed layers may have a base and a scale of their own."""
+        r, c = self.inputs.rope, self.c
+        if not c.is_swa[il]:
+            return r
+        base = f32(c.rope_freq_base_swa) if c.rope_freq_base_swa else r.freq_base
+        return Rope(
+            r.n_ctx_orig, base, self.freq_scale_swa(), r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
+        )
+
+    def freq_scale_swa(self) -> float:
+        """Return the frequency scale of windowed layers."""
+        return 1.0
+
+    def factors(self, il: int) -> Tensor | None:
+        """Return the per-frequency divisors the file brings, if any."""
+        if not self.rope_factors:
+            return None
+        if self.c.rope_scaling_type != "longrope":
+            return self.w.get("rope_freqs.weight")
+        return self.w.get(f"rope_factors_{'long' if self.inputs.use_long_factors else 'short'}.weight")
+
+    @classmethod
+    def attention_scale(cls, c: Config) -> float:
+        """Return what scores (or queries) are multiplied by."""
+        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_v)
+
+    @classmethod
+    def max_alibi_bias(cls, c: Config) -> float:
+        """Return the largest slope of ALiBi; 0 for none."""
+        return f32(c.max_alibi_bias)
+
+    def store(self, k: Tensor, v: Tensor, il: int, q: Tensor | None = None) -> Tensor | None:
+        """Store keys and values in the cache; returns the queries, rotated as the cache wants them."""
+        kv = self.inputs.attention(il)
+        if kv.k_rot is not None:
+            q, k = self.hadamard(q, kv.k_rot) if q is not None else None, self.hadamard(k, kv.k_rot)
+        if kv.v_rot is not None:
+            v = self.hadamard(v, kv.v_rot)
+        for name, t in (("Qcur", q), ("Vcur", v), ("Kcur", k)):
+            if t is not None:
+                self.graph.expand(self.named(t, name, il))
+        kv.store(self.graph, k, v, il)
+        return q
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
+        """Store K and V and attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
+        scale = self.attention_scale(self.c)
+        if self.scale_query:
+            q, scale = self.g.scale(q, scale), 1.0
+        stored = self.store(k, v, il, q)
+        assert stored is not None
+        q, g, kv = stored, self.g, self.inputs.attention(il)
+        keys, values = kv.keys(il), kv.values(il)
+        n_stream = keys.ne[3]
+        d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
+        q = g.view_4d(q, d, n_head, n_tokens, n_stream, q.nb[1], q.nb[2], q.nb[2] * n_tokens, 0)
+        q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
+        max_bias = self.max_alibi_bias(self.c)
+        sinks = self.w.get(f"blk.{il}.attn_sinks.weight")
+        if self.inputs.flash_attn:
+            cap = f32(self.c.attn_logit_softcapping)
+            cur = g.flash_attn_ext(q, keys, values, kv.mask, scale, max_bias, cap)
+            g.flash_attn_ext_add_sinks(cur, sinks)
+            g.prec_set_acc(cur, PREC_F32)
+            cur = g.reshape_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
+        else:
+            kq = g.mul_mat(keys, q)  # [n_kv, n_tokens, n_head, n_stream]
+            g.prec_set_acc(self.named(kq, "kq", il), PREC_F32)
+            if self.c.attn_logit_softcapping:
+                kq = self.softcap(kq, self.c.attn_logit_softcapping)
+            kq = self.named(g.soft_max_ext(kq, kv.mask, scale, max_bias), "kq_soft_max", il)
+            g.soft_max_add_sinks(kq, sinks)
+            cur = self.named(g.mul_mat(values, kq), "kqv", il)  # [n_embd_head_v, n_tokens, n_head, n_stream]
+            cur = g.permute(cur, 0, 2, 1, 3)
+            cur = g.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
+        self.graph.expand(self.named(cur, "kqv_out", il))
+        return self.hadamard(cur, kv.v_rot) if kv.v_rot is not None else cur
+
+    def hadamard(self, x: Tensor, rot: Tensor) -> Tensor:
+        """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""
+        g, n = self.g, rot.ne[0]
+        rows = x.n_elements // n
+        y = g.mul_mat(rot, g.reshape_2d(x, n, rows) if x.is_contiguous else g.cont_2d(x, n, rows))
+        g.mul_mat_set_hint(y, HINT_HADAMARD)
+        return g.reshape_4d(y, *x.ne)
+
+    # ------------------------------------------------------------------------------------------------------------ FFN
+
+    def feed_forward(self, x: Tensor, il: int) -> Tensor:
+        """Compute a layer's FFN, [n_embd, n_tokens]: dense, or experts and those that all tokens share."""
+        if not self.is_moe(self.c, il):
+            return self.named(self.ffn(x, f"blk.{il}", il), "ffn_out", il)
+        out = self.experts(x, il)
+        if f"blk.{il}.ffn_up_shexp.weight" in self.w:
+            out = self.g.add(out, self.shared_expert(x, il))
+        return self.named(out, "ffn_out", il)
+
+    def shared_expert(self, x: Tensor, il: int) -> Tensor:
+        """Compute the experts that all tokens share."""
+        return self.named(self.ffn(x, f"blk.{il}", il, "_shexp"), "ffn_shexp", il)
+
+    def ffn(self, x: Tensor, blk: str, il: int, suffix: str = "") -> Tensor:
+        """Compute one feed-forward network, up first as llama.cpp does."""
+        up = self.named(self.linear(x, f"{blk}.ffn_up{suffix}", bias_first=True), f"ffn_up{suffix}", il)
+        if self.ffn_fused:
+            cur = self.activate_fused(up)
+        elif self.ffn_gate:
+            gate = self.linear(x, f"{blk}.ffn_gate{suffix}", bias_first=True)
+            cur = self.activate(self.named(gate, f"ffn_gate{suffix}", il), up, il)
+        else:
+            cur = self.activate(up, None, il)
+        return self.linear(self.before_down(cur, il), f"{blk}.ffn_down{suffix}", bias_first=True)
+
+    def activate(self, gate: Tensor, up: Tensor | None, il: int) -> Tensor:
+        """Apply the activation to the gate and multiply by up, or apply it alone."""
+        g = self.g
+        if up is not None:
+            return {"silu": g.swiglu_split, "gelu": g.geglu_split, "relu": g.reglu_split}[self.activation](gate, up)
+        if self.activation == "relu2":
+            return g.sqr(g.relu(gate))
+        return {"silu": g.silu, "gelu": g.gelu, "relu": g.relu}[self.activation](gate)
+
+    def activate_fused(self, both: Tensor) -> Tensor:
+        """Apply the activation to the first half and multiply by the second."""
+        g = self.g
+        return {"silu": g.swiglu, "gelu": g.geglu, "relu": g.reglu}[self.activation](both)
+
+    def before_down(self, x: Tensor, il: int) -> Tensor:
+        """Do what stands between the activation and the last matrix: nothing."""
+        return x
+
+    def router_logits(self, x: Tensor, il: int) -> Tensor:
+        """Score the experts for each token, [n_expert, n_tokens]."""
+        return self.named(self.linear(x, f"blk.{il}.ffn_gate_inp"), "ffn_moe_logits", il)
+
+    def gating(self) -> tuple[str, bool]:
+        """Return how logits become weights, and whether these are made to sum to one."""
+        assert self.moe is not None
+        gating = self.moe.gating or GATING[self.c.expert_gating_func]
+        return gating, self.c.expert_weights_norm if self.moe.normalize is None else self.moe.normalize
+
+    def experts(self, x: Tensor, il: int, logits: Tensor | None = None) -> Tensor:
+        """Route each token to its best experts and add up their weighted outputs, [n_embd, n_tokens]."""
+        g, c, blk, moe = self.g, self.c, f"blk.{il}", self.moe
+        assert moe is not None
+        n_embd, n_tokens, n_used = x.ne[0], x.ne[1], c.n_expert_used
+        gating, normalize = self.gating()
+        logits = self.router_logits(x, il) if logits is None else logits
+        probs = self.named(self.probabilities(logits, gating), "ffn_moe_probs", il)
+        ids = self.named(self.choose(logits if moe.select_logits else probs, il), "ffn_moe_topk", il)  # [n_used, n_tokens]
+        weights = g.get_rows(g.reshape_3d(probs, 1, c.n_expert, n_tokens), ids)  # [1, n_used, n_tokens]
+        if gating == "softmax_weight":
+            weights = g.reshape_3d(g.soft_max(g.reshape_2d(weights, n_used, n_tokens)), 1, n_used, n_tokens)
+        if normalize:
+            weights = g.reshape_2d(weights, n_used, n_tokens)
+            total = g.clamp(g.sum_rows(weights), MIN_F16, math.inf)
+            weights = g.reshape_3d(g.div(weights, total), 1, n_used, n_tokens)
+        if c.expert_weights_scale not in (0.0, 1.0):
+            weights = g.scale(weights, f32(c.expert_weights_scale))
+        self.graph.expand(weights)
+
+        cur = g.reshape_3d(x, n_embd, 1, n_tokens)
+        if moe.weight_first:
+            cur = g.mul(g.repeat_4d(cur, n_embd, n_used, n_tokens, 1), weights)
+        gate, up = self.gate_and_up(cur, ids, blk)  # [n_ff, n_used, n_tokens]
+        cur = self.expert_linear(self.activate_experts(gate, up, il), f"{blk}.ffn_down_exps", ids)
+        if not moe.weight_first:
+            cur = g.mul(cur, weights)  # [n_embd, n_used, n_tokens]
+        return self.named(self.add_up(cur, n_embd, n_tokens, n_used), "ffn_moe_out", il)
+
+    def probabilities(self, logits: Tensor, gating: str) -> Tensor:
+        """Turn a router's logits into probabilities, as far as that is done before the choice."""
+        if gating == "softmax":
+            return self.g.soft_max(logits)
+        if gating == "sigmoid":
+            return self.g.sigmoid(logits)
+        return self.g.sqrt(self.g.softplus(logits)) if gating == "sqrt_softplus" else logits
+
+    def choose(self, scores: Tensor, il: int) -> Tensor:
+        """Choose the best experts of each token, of its best groups where there are groups: i32 [n_used, n_tokens]."""
+        g, c = self.g, self.c
+        bias = self.w.get(f"blk.{il}.exp_probs_b.bias")
+        if bias is not None:
+            scores = g.add(scores, bias)
+        if c.n_expert_groups > 1:
+            scores = self.best_groups(scores)
+        return g.argsort_top_k(scores, c.n_expert_used)
+
+    def best_groups(self, scores: Tensor) -> Tensor:
+        """Leave only the experts of the best groups in the running; a group counts as its two best together."""
+        g, c, n_tokens = self.g, self.c, scores.ne[1]
+        n_group = c.n_expert_groups
+        groups = g.reshape_3d(scores, c.n_expert // n_group, n_group, n_tokens)
+        top = g.argsort_top_k(groups, 2)  # [2, n_group, n_tokens]
+        top = g.get_rows(g.reshape_4d(groups, 1, *groups.ne[:3]), top)  # [1, 2, n_group, n_tokens]
+        total = g.sum_rows(g.reshape_3d(top, *top.ne[1:]))  # [1, n_group, n_tokens]
+        best = g.argsort_top_k(g.reshape_2d(total, n_group, n_tokens), c.n_group_used)
+        kept = g.set_rows(g.fill(groups, -math.inf), g.get_rows(groups, best), best)
+        return g.reshape_2d(kept, c.n_expert, n_tokens)
+
+    def gate_and_up(self, x: Tensor, ids: Tensor, blk: str) -> tuple[Tensor | None, Tensor]:
+        """Multiply by the chosen experts' first matrices, which may be one."""
+        g = self.g
+        if f"{blk}.ffn_gate_up_exps.weight" in self.w:
+            both = self.expert_linear(x, f"{blk}.ffn_gate_up_exps", ids)
+            n_ff, (_, n_used, n_tokens, _) = both.ne[0] // 2, both.ne
+            gate, up = (
+                g.view_3d(both, n_ff, n_used, n_tokens, both.nb[1], both.nb[2], offset)
+                for offset in (0, n_ff * both.nb[0])
+            )
+            return gate, up
+        up = self.expert_linear(x, f"{blk}.ffn_up_exps", ids)
+        has_gate = f"{blk}.ffn_gate_exps.weight" in self.w
+        return self.expert_linear(x, f"{blk}.ffn_gate_exps", ids) if has_gate else None, up
+
+    def activate_experts(self, gate: Tensor | None, up: Tensor, il: int) -> Tensor:
+        """Apply the activation within the experts."""
+        return self.activate(up, None, il) if gate is None else self.activate(gate, up, il)
+
+    def expert_linear(self, x: Tensor, role: str, ids: Tensor) -> Tensor:
+        """Multiply each token by the matrices of its experts; apply those experts' scales and biases where given."""
+        g = self.g
+        y = g.mul_mat_id(self.w[f"{role}.weight"], x, ids)
+        scale, bias = self.w.get(f"{role}.scale"), self.w.get(f"{role}.bias")
+        if scale is not None:
+            n_expert, n_tokens = scale.ne[0], x.ne[2]
+            s = g.repeat_4d(g.reshape_3d(scale, 1, n_expert, 1), 1, n_expert, n_tokens, 1)
+            y = g.mul(y, g.get_rows(s, ids))
+        return g.add_id(y, bias, ids) if bias is not None else y
+
+    def add_up(self, x: Tensor, n_embd: int, n_tokens: int, n_used: int) -> Tensor:
+        """Sum over the experts of each token, from the best to the last."""
+        g = self.g
+        self.graph.expand(x)
+        parts = [g.view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1]) for i in range(n_used)]
+        for part in parts:
+            self.graph.expand(part)
+        out = parts[0]
+        for part in parts[1:]:
+            out = self.graph.expand(g.add(out, part))
+        return out if n_used > 1 else g.cont(out)
+
+
+def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:
+    """List the tensors of a matrix: weight, scale and bias."""
+    yield TensorSpec(f"{role}.weight", (n_in, n_out))
+    if scale:
+        yield TensorSpec(f"{role}.scale", (1,), optional=True)
+    if bias is not False:
+        yield TensorSpec(f"{role}.bias", (n_out,), optional=bias is None)

@@ -8,25 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import ROPE_NORM, Decoder, Moe
+from ggufpy.arch.decoder import Decoder, Moe
 
-__all__ = ["LLAMA"]
-
-
-def _check(c: Config) -> Iterator[str]:
-    if not c.n_rot == c.n_embd_head_k == c.n_embd_head_v:
-        yield (
-            f"rope.dimension_count {c.n_rot}, attention.key_length {c.n_embd_head_k} and "
-            f"attention.value_length {c.n_embd_head_v} must be equal"
-        )
+__all__ = ["Llama"]
 
 
-LLAMA = Decoder(
-    name="llama",
-    rope=ROPE_NORM,
-    check=_check,
-    rope_factors=True,
-    output_bias=True,
-    ffn_bias=True,
-    moe=Moe(normalize=True),
-)
+class Llama(Decoder):
+    """The common decoder with every option it has."""
+
+    name = "llama"
+    rope_factors = True
+    output_bias = None
+    ffn_bias = None
+    moe = Moe()
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        if not c.n_rot == c.n_embd_head_k == c.n_embd_head_v:
+            yield (
+                f"rope.dimension_count {c.n_rot}, attention.key_length {c.n_embd_head_k} and "
+                f"attention.value_length {c.n_embd_head_v} must be equal"
+            )
+
+    @classmethod
+    def expert_optional(cls, role: str) -> bool:
+        return role == "gate"
