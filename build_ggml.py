@@ -494,7 +494,8 @@ class EggInfo(_egg_info):  # type: ignore[misc]
         """Extend the requirements before setuptools writes them."""
         super().finalize_options()
         if switch("CUDA") and not find_nvcc().has_cublas:
-            self.distribution.install_requires.append(cublas_requirement(find_nvcc()))
+            required = [*self.distribution.install_requires, cublas_requirement(find_nvcc())]
+            self.distribution.install_requires = self.distribution.metadata.install_requires = required
 
 
 @contextmanager
@@ -533,18 +534,23 @@ def _requirements() -> list[str]:
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
     """Return setuptools' requirements and ours."""
-    return [*_setuptools.get_requires_for_build_wheel(config_settings), *_requirements()]
+    needed = _requirements()
+    with _setuptools_elsewhere():
+        return [*_setuptools.get_requires_for_build_wheel(config_settings), *needed]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
     """Return setuptools' requirements and ours."""
-    return [*_setuptools.get_requires_for_build_editable(config_settings), *_requirements()]
+    needed = _requirements()
+    with _setuptools_elsewhere():
+        return [*_setuptools.get_requires_for_build_editable(config_settings), *needed]
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
     """Return setuptools' requirements, and what unpacking ggml needs."""
     needed = [] if unpacked_pin(UNPACKED) == upstream()["archive"]["sha256"] else ["pip", "scikit-build-core"]
-    return [*_setuptools.get_requires_for_build_sdist(config_settings), *needed]
+    with _setuptools_elsewhere():
+        return [*_setuptools.get_requires_for_build_sdist(config_settings), *needed]
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:

@@ -108,14 +108,21 @@ class Cells:
 
     def remove(self, row: int, p0: int, p1: int) -> None:
         """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
-        mine = self.has[row] & (self.pos >= p0) & (self.pos < p1)
+        pos = self.pos[: self.end]
+        mine = np.flatnonzero(self.has[row, : self.end] & (pos >= p0) & (pos < p1))
         self.has[row, mine] = False
-        freed = np.flatnonzero(mine & ~self.has.any(axis=0))
+        freed = mine[~self.has[:, mine].any(axis=0)]
         if len(freed):
             self.pos[freed] = -1
             self.head = min(self.head, int(freed[0]))
-            kept = np.flatnonzero(self.pos >= 0)
+            kept = np.flatnonzero(pos >= 0)
             self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+
+    def clear(self) -> None:
+        """Make every cell empty and begin again with the first."""
+        self.pos[: self.end] = -1
+        self.has[:, : self.end] = False
+        self.head = self.used = self.end = 0
 
     def max_pos(self, row: int) -> int:
         """Return a sequence's last position, -1 if it has none."""
@@ -214,12 +221,18 @@ class KVCache:
     def copy_stream(self, src: int, dst: int) -> None:
         """Copy one stream's cells and data to another."""
         self.cells[dst] = self.cells[src].copy()
-        for tensor in (*self.k.values(), *self.v.values()):
-            in_place = tensor.buffer is not None and tensor.buffer.is_host
-            data = tensor.numpy_view(writable=True) if in_place else tensor.get()
-            data[dst] = data[src]
-            if not in_place:
-                tensor.set(data)
+        used = slice(self.cells[src].end)  # the pages behind may never have been touched
+        for tensors, transposed in ((self.k, False), (self.v, self.transposed_v)):
+            for tensor in tensors.values():
+                in_place = tensor.buffer is not None and tensor.buffer.is_host
+                data = tensor.numpy_view(writable=True) if in_place else tensor.get()
+                if transposed:
+                    by_cell = data.reshape(self.n_stream, -1, self.size)
+                    by_cell[dst, :, used] = by_cell[src, :, used]
+                else:
+                    data[dst, used] = data[src, used]
+                if not in_place:
+                    tensor.set(data)
 
 
 class KVInputs:
@@ -382,6 +395,12 @@ class Memory:
         for cache in self.caches:
             stream, row = cache.stream_row(seq_id)
             cache.cells[stream].remove(row, n, 2**31 - 1)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for cache in self.caches:
+            for cells in cache.cells:
+                cells.clear()
 
     def fork(self, src: int, dst: int) -> None:
         """Make sequence dst a copy of src. In a unified cache the two share cells; otherwise the data is copied."""

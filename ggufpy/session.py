@@ -32,6 +32,9 @@ Wanted = Literal["last", "all"] | Sequence[int]
 FloatArray = npt.NDArray[np.float32]
 
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+INT_MAX = 2**31 - 1
+MAX_CELLS = 2**24
+"""More than any model's context; each cell costs a few bytes even while its keys and values cost nothing."""
 MAX_SEQUENCES = 256
 MAX_THREADS = 512
 N_CTX_PAD = 256
@@ -56,11 +59,11 @@ class SessionOptions:
     swa_full: bool = True
 
     def __post_init__(self) -> None:
-        for name, high in (("n_seq_max", MAX_SEQUENCES), ("n_batch", 2**31 - 1), ("n_ubatch", 2**31 - 1)):
-            _check_int(name, getattr(self, name), high)
-        for name, high in (("n_ctx", 2**31 - N_CTX_PAD), ("n_threads", MAX_THREADS), ("n_threads_batch", MAX_THREADS)):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), high)
+        limits = {"n_ctx": MAX_CELLS, "n_seq_max": MAX_SEQUENCES, "n_batch": INT_MAX, "n_ubatch": INT_MAX}
+        for name, high in (limits | {"n_threads": MAX_THREADS, "n_threads_batch": MAX_THREADS}).items():
+            value = getattr(self, name)
+            if value is not None or name in ("n_seq_max", "n_batch", "n_ubatch"):
+                object.__setattr__(self, name, _integer(name, value, 1, high))
         for name in ("flash_attn", "kv_unified", "swa_full"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -71,9 +74,11 @@ class SessionOptions:
             raise ValueError(f"type_v={self.type_v!r} needs flash_attn=True: without it V is stored transposed")
 
 
-def _check_int(name: str, value: object, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise ValueError(f"{name}: expected an integer from 1 to {high}, got {value!r}")
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    """Return Python's or NumPy's integer as Python's; ValueError for anything else and out of range."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and low <= value <= high:
+        return int(value)
+    raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r:.60}")
 
 
 @dataclass(slots=True)
@@ -114,6 +119,10 @@ class Session:
         self.n_ubatch = min(options.n_ubatch, self.n_batch)
         self.n_ctx_seq = _pad(n_ctx if options.kv_unified else _pad(n_ctx) // options.n_seq_max)
         self.n_ctx = self.n_ctx_seq if options.kv_unified else self.n_ctx_seq * options.n_seq_max
+        if self.n_ctx > MAX_CELLS:
+            raise ContextLengthError(
+                f"the model's context_length is {n_ctx}, a session holds at most {MAX_CELLS} tokens: give n_ctx"
+            )
         if self.n_ctx_seq > _pad(config.n_ctx_train):
             warnings.warn(
                 f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
@@ -161,9 +170,10 @@ class Session:
         Micro-batches are cut as llama.cpp cuts them. A failure in the middle (BackendError) leaves those already
         computed in place; `n_past` says how far each sequence is.
         """
+        items = list(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
             self._check_open()
-            parts = [self._part(*item) for item in batch]
+            parts = [self._part(*item) for item in items]
             seq_ids = [part.seq_id for part in parts]
             if len(set(seq_ids)) < len(seq_ids):
                 raise ValueError(f"each sequence may appear once in a batch, got seq_ids {seq_ids}")
@@ -171,21 +181,35 @@ class Session:
             if len(plan) > 1 and not self._memory.fits([self._micro_batch(parts, pieces) for pieces in plan]):
                 raise self._no_room(parts)
             for pieces in plan:
-                ubatch = self._micro_batch(parts, pieces)
-                placements = self._memory.place(ubatch)
-                if placements is None:
-                    raise self._no_room(parts)
-                rows, start = self._compute(ubatch, placements), 0
-                for piece in pieces:
-                    part = parts[piece.part]
-                    self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
-                    stop = start + len(part.wanted_in(piece))
-                    part.add(rows[start:stop])
-                    start = stop
+                try:
+                    self._advance(parts, pieces)
+                except BaseException:
+                    self._forget_unfinished(seq_ids)
+                    raise
             return [part.result() for part in parts]
 
+    def _advance(self, parts: list[_Part], pieces: list[_Piece]) -> None:
+        """Place one micro-batch, compute it, and note its tokens and logits."""
+        ubatch = self._micro_batch(parts, pieces)
+        placements = self._memory.place(ubatch)
+        if placements is None:
+            raise self._no_room(parts)
+        rows, start = self._compute(ubatch, placements), 0
+        for piece in pieces:
+            part = parts[piece.part]
+            self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
+            stop = start + len(part.wanted_in(piece))
+            part.add(rows[start:stop])
+            start = stop
+
+    def _forget_unfinished(self, seq_ids: list[int]) -> None:
+        """Give back the cells of tokens that were placed but not computed, whatever stopped that."""
+        self._run = None
+        for seq_id in seq_ids:
+            self._memory.trim(seq_id, len(self._tokens[seq_id]))
+
     def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> _Part:
-        self._check_seq(seq_id)
+        seq_id = self._seq(seq_id)
         ids = np.asarray(token_ids)
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
             raise ValueError(f"token_ids: expected a non-empty sequence of integers, got {token_ids!r:.60}")
@@ -236,24 +260,18 @@ class Session:
         """Run one micro-batch that has its cells; returns its logits in place, valid until the next computation."""
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
-        try:
-            run = self._run
-            if run is None or run.key != key:
-                run = self._build(key, n_tokens, n_outputs, placements)
-            run.tokens.set(ubatch.tokens)
-            run.positions.set(ubatch.positions)
-            if run.out_ids is not None:
-                run.out_ids.set(ubatch.out_ids)
-            for cache, placement in zip(run.caches, placements, strict=True):
-                cache.set(ubatch, placement)
-            self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
-            if not self._scheduler.compute(run.graph):
-                raise BackendError("the computation was stopped")
-        except BaseException:
-            self._run = None
-            for seq_id in ubatch.seq_ids:
-                self._memory.trim(seq_id, int(ubatch.positions[ubatch.seq_of_token == seq_id][0]))
-            raise
+        run = self._run
+        if run is None or run.key != key:
+            run = self._build(key, n_tokens, n_outputs, placements)
+        run.tokens.set(ubatch.tokens)
+        run.positions.set(ubatch.positions)
+        if run.out_ids is not None:
+            run.out_ids.set(ubatch.out_ids)
+        for cache, placement in zip(run.caches, placements, strict=True):
+            cache.set(ubatch, placement)
+        self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
+        if not self._scheduler.compute(run.graph):
+            raise BackendError("the computation was stopped")
         if run.logits is None:
             return np.empty((0, self._config.n_vocab), np.float32)
         return run.result()
@@ -298,23 +316,19 @@ class Session:
         """Return how many tokens a sequence has."""
         with self._lock:
             self._check_open()
-            self._check_seq(seq_id)
-            return len(self._tokens[seq_id])
+            return len(self._tokens[self._seq(seq_id)])
 
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return the token ids that a sequence holds, in order."""
         with self._lock:
             self._check_open()
-            self._check_seq(seq_id)
-            return self._tokens[seq_id].copy()
+            return self._tokens[self._seq(seq_id)].copy()
 
     def trim(self, seq_id: int, n: int) -> None:
         """Keep the first n tokens of a sequence. ContextLengthError where a window's cache has lost what they need."""
         with self._lock:
             self._check_open()
-            self._check_seq(seq_id)
-            if not isinstance(n, int) or n < 0:
-                raise ValueError(f"n: expected an integer of at least 0, got {n!r}")
+            seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
             self._memory.trim(seq_id, n)
             del self._tokens[seq_id][n:]
 
@@ -322,21 +336,21 @@ class Session:
         """Make sequence dst a copy of sequence src; what dst had is dropped."""
         with self._lock:
             self._check_open()
-            self._check_seq(src)
-            self._check_seq(dst)
+            src, dst = self._seq(src), self._seq(dst)
             if src != dst:
                 self._memory.fork(src, dst)
                 self._tokens[dst] = self._tokens[src].copy()
 
     def clear(self, seq_id: int | None = None) -> None:
-        """Forget a sequence, or all of them."""
+        """Forget a sequence, or all of them; the latter is as good as a new session, to the last bit."""
         with self._lock:
             self._check_open()
-            if seq_id is not None:
-                self._check_seq(seq_id)
-            for s in range(self.options.n_seq_max) if seq_id is None else (seq_id,):
-                self._memory.trim(s, 0)
-                self._tokens[s].clear()
+            if seq_id is None:
+                self._memory.clear()
+            else:
+                self._memory.trim(self._seq(seq_id), 0)
+            for tokens in self._tokens if seq_id is None else (self._tokens[seq_id],):
+                tokens.clear()
 
     # ----------------------------------------------------------------------------------------------------- lifetime
 
@@ -375,9 +389,9 @@ class Session:
         if self._closed:
             raise ClosedError("the session is closed")
 
-    def _check_seq(self, seq_id: int) -> None:
-        if not isinstance(seq_id, int) or isinstance(seq_id, bool) or not 0 <= seq_id < self.options.n_seq_max:
-            raise ValueError(f"seq_id: expected 0 to {self.options.n_seq_max - 1} (n_seq_max - 1), got {seq_id!r}")
+    def _seq(self, seq_id: int) -> int:
+        """Return a sequence's number as a plain int; ValueError where there is no such sequence."""
+        return _integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
 
     @property
     def _n_stream(self) -> int:
@@ -430,11 +444,13 @@ def _wanted(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[
         if wanted not in ("last", "all"):
             raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
         return np.arange(n - 1 if wanted == "last" else 0, n), None
-    indices = np.asarray(wanted, np.int64).reshape(-1)
+    indices = np.asarray(wanted)
+    if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
+        raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r:.60}')
     ordered, order = np.unique(indices, return_inverse=True)
     if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
         raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
-    return ordered, order
+    return ordered.astype(np.int64), order
 
 
 def _cut(pieces: list[_Piece], limit: int) -> Iterator[list[_Piece]]:
