@@ -211,15 +211,15 @@ def run(command: list[str]) -> tuple[int, str]:
     print("+", shlex.join(command), flush=True)
     # pip started us with variables that a pip of our own would take for its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("_PYPROJECT_", "PEP517_"))}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
-    )
-    assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    return process.wait(), "".join(lines)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    return process.returncode, "".join(lines)
 
 
 def tool(name: str, folder: str) -> str:
