@@ -71,6 +71,8 @@ _CAN_EXPAND = _flags([t for t in _QUANTIZED if t not in _NO_DOT])
 CONTIGUOUS = 1  # no gaps, no permutation
 CONTIGUOUS_1 = 2  # the same, but rows may have gaps between them (ggml_is_contiguous_1)
 ROWS = 4  # elements within a row are adjacent: nb[0] is the type's size
+STEPS = 8  # rows, matrices and so on are evenly spaced, even where there is only one
+FRESH = CONTIGUOUS | CONTIGUOUS_1 | ROWS | STEPS  # as every result of an operation that is no view
 
 # Tensor.flags
 LEAF = 1  # a tensor without operation, or a plain view of one
@@ -440,18 +442,18 @@ class Context:
             if not t.layout & ROWS:
                 raise _error(op, "the elements of a row have to be adjacent (use cont)", **operands)
 
-    def _index(self, op: str, ids: Tensor, n: int, **operands: Any) -> None:
-        """Make sure that no value of `ids` lies outside 0 … n − 1: by what is known now, or by a look before each compute."""
-        limit = ids.limit
+    def _index(self, op: str, rows: Tensor, n: int, **operands: Any) -> None:
+        """Make sure that no value of `rows` lies outside 0 … n − 1: by what is known now, or by a look before each compute."""
+        limit = rows.limit
         if limit is not None:
             if limit > n:
                 raise _error(op, f"row numbers go up to {limit - 1}, there are {n} rows", **operands)
             return
-        root = ids.root or ids
-        if not ids.flags & LEAF or root.flags & WRITTEN:
+        root = rows.root or rows
+        if not rows.flags & LEAF or root.flags & WRITTEN:
             raise _error(op, "row numbers have to come from a leaf, argsort, argmax or top_k", **operands)
         root.flags |= INDEX
-        self._indices[ids.ptr] = min(n, self._indices.get(ids.ptr, n))
+        self._indices[rows.ptr] = min(n, self._indices.get(rows.ptr, n))
 
     def _writes(self, op: str, a: Tensor, **operands: Any) -> Tensor:
         """Check that an operation may write to the memory of `a`; return the tensor that owns it."""
@@ -507,12 +509,18 @@ class Context:
         """Multiply by the number `s`."""
         limit = None
         if a.limit is not None and 0 <= s <= 1:  # numbers that came from argsort stay within what f32 makes of the largest
-            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1
+            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1  # rounding keeps the order
+        self._scalable("scale", a)
         return self._contiguous("scale", C.ggml_scale, (F32, BF16), a, s, limit=limit)
 
     def scale_bias(self, a: Tensor, s: float, b: float) -> Tensor:
         """Multiply by `s`, then add `b`."""
+        self._scalable("scale_bias", a)
         return self._contiguous("scale_bias", C.ggml_scale_bias, (F32, BF16), a, s, b)
+
+    def _scalable(self, op: str, a: Tensor) -> None:
+        if a.layout & (ROWS | STEPS) != ROWS | STEPS:
+            raise _error(op, "a tensor that is not permuted expected (use cont)", a=a)
 
     def fill(self, a: Tensor, c: float) -> Tensor:
         """Make a tensor like `a` with `c` everywhere."""
@@ -795,7 +803,7 @@ class Context:
             raise _error("cast", f"there is no type {type}", a=a)
         self._own("cast", a)
         self._size("cast", kind, a.ne, a=a)
-        self._convertible("cast", a, kind, True, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        self._convertible("cast", a, kind, True, FRESH)
         return self._wrap(C.ggml_cast(self._ptr, a.ptr, kind), limit=a.limit if kind in (F32, I32) else None)
 
     def _convertible(self, op: str, a: Tensor, to: GGMLType, same_shape: bool, layout: int, **operands: Any) -> None:
@@ -820,7 +828,7 @@ class Context:
     def cont(self, a: Tensor) -> Tensor:
         """Copy into contiguous memory."""
         self._own("cont", a)
-        self._convertible("cont", a, a.type, True, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        self._convertible("cont", a, a.type, True, FRESH)
         if a.ne[0] % a.type.block_size:
             raise _error("cont", "rows of whole blocks expected", a=a)
         return self._wrap(C.ggml_cont(self._ptr, a.ptr), limit=a.limit)
@@ -838,7 +846,7 @@ class Context:
         self._own("cont", a)
         ne = (ne0, ne1, ne2, ne3)
         self._same_size("cont", a, ne)
-        self._convertible("cont", a, a.type, a.ne == ne, CONTIGUOUS | CONTIGUOUS_1 | ROWS)
+        self._convertible("cont", a, a.type, a.ne == ne, FRESH)
         return self._wrap(C.ggml_cont_4d(self._ptr, a.ptr, ne0, ne1, ne2, ne3), limit=a.limit)
 
     def _same_size(self, op: str, a: Tensor, ne: Sequence[int]) -> None:
@@ -954,8 +962,9 @@ class Context:
     def arange(self, start: float, stop: float, step: float) -> Tensor:
         """Make the f32 numbers start, start + step, … below `stop`."""
         self._own("arange")
-        first, last, by = np.float32(start), np.float32(stop), np.float32(step)
-        if not (last > first and by > 0 and np.isfinite(last - first) and (last - first) / by < INT32_MAX):
+        with np.errstate(all="ignore"):  # what ggml computes, in float32 as there
+            n = (np.float32(stop) - np.float32(start)) / np.float32(step)
+        if not (n > 0 and n < INT32_MAX and np.float32(stop) > np.float32(start)):
             raise _error("arange", f"no sequence leads from {start} to {stop} in steps of {step}")
         return self._wrap(C.ggml_arange(self._ptr, start, stop, step))
 
@@ -977,15 +986,17 @@ class Context:
     def set_rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Scatter: row c[i] of `a` becomes row i of `b`, converted; return a view of `a`.
 
-        a [n, rows, x, y] of a type that can be stored, b f32 or f16 [n, k, x, y], c i64 or i32 [k, x / r, y / s]. No row number
-        may occur twice.
+        a [n, rows, x, y] of a type that can be stored, b f32 (f16 if `a` is) [n, k, x, y], c i64 or i32 [k, x / r, y / s].
+        No row number may occur twice.
         """
         self._own("set_rows", a, b, c)
         ane, bne, cne = a.ne, b.ne, c.ne
         if ane[0] != bne[0] or ane[2:] != bne[2:] or bne[1] != cne[0] or bne[2] % cne[1] or bne[3] % cne[2] or cne[3] != 1:
             raise _error("set_rows", "a [n, rows, x, y], b [n, k, x, y], c [k, x / r, y / s] expected", a=a, b=b, c=c)
-        if not _CAN_STORE[a.type] or b.type not in (F32, F16) or c.type not in (I64, I32):
-            raise _error("set_rows", "no kernel stores these types (b is f32 or f16, c i64 or i32)", a=a, b=b, c=c)
+        # ggml also takes f16 for other types of `a`, but its work buffer is then too small for more than one thread.
+        fits = _CAN_STORE[a.type] and (b.type is F32 or (b.type is F16 and a.type is F16))
+        if not fits or c.type not in (I64, I32):
+            raise _error("set_rows", "no kernel stores these types (b is f32, c i64 or i32)", a=a, b=b, c=c)
         if not a.layout & b.layout & ROWS:
             raise _error("set_rows", "the elements of each row have to be adjacent", a=a, b=b, c=c)
         root = self._writes("set_rows", a)
@@ -1213,6 +1224,8 @@ class Graph:
         needed = self.ctx.n_tensors + len(self.ctx._foreign)
         if needed > self.size:
             raise GraphError(f"expand: a graph of {self.size} nodes may not hold the {needed} tensors of its context")
+        if tensor.flags & LEAF and tensor.root is None and tensor.buffer is None:
+            C.ggml_set_input(tensor.ptr)  # a leaf that no node uses gets memory as an input only
         if not C.ggufpy_expand(self.ptr, tensor.ptr):
             raise MemoryError
         return tensor

@@ -132,7 +132,8 @@ static void ggufpy_describe(const struct ggml_tensor * t, int64_t out[10]) {
     }
     out[8] = t->type;
     out[9] = (ggml_is_contiguous(t) ? 1 : 0) | (ggml_is_contiguous_1(t) ? 2 : 0) |
-             (t->nb[0] == ggml_type_size(t->type) ? 4 : 0);
+             (t->nb[0] == ggml_type_size(t->type) ? 4 : 0) |
+             (t->nb[2] == t->nb[1] * t->ne[1] && t->nb[3] == t->nb[2] * t->ne[2] ? 8 : 0);
 }
 
 /* ggml_build_forward_expand, but a graph of any depth needs no more stack than another: every source is expanded
@@ -150,8 +151,8 @@ static bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tenso
         struct ggml_tensor * source = NULL;
         while (top->next < GGML_MAX_SRC && !source) {
             source = top->node->src[top->next++];
-            if (source && (source->flags & GGML_TENSOR_FLAG_COMPUTE)) {
-                source = NULL;
+            if (source == top->node || (source && (source->flags & GGML_TENSOR_FLAG_COMPUTE))) {
+                source = NULL;  /* ggml_cast names its result as a source of itself */
             }
         }
         if (!source) {
@@ -187,7 +188,7 @@ static bool ggufpy_can_run(const struct ggml_tensor * node, ggml_backend_t * bac
 }
 
 /* The first node, or source of one, that none of the backends can compute where its data lies (the scheduler would
-   abort on it), or NULL. */
+   abort on it), or NULL. Leaves without memory become inputs on the way: only those are sure to be given a backend. */
 static struct ggml_tensor * ggufpy_graph_first_unsupported(
         struct ggml_cgraph * graph, ggml_backend_t * backends, int n) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
@@ -196,8 +197,15 @@ static struct ggml_tensor * ggufpy_graph_first_unsupported(
             return node;
         }
         for (int k = 0; k < GGML_MAX_SRC; k++) {
-            if (node->src[k] && node->src[k]->op == GGML_OP_NONE && !ggufpy_can_run(node->src[k], backends, n)) {
-                return node->src[k];
+            struct ggml_tensor * source = node->src[k];
+            if (!source || source->op != GGML_OP_NONE) {
+                continue;
+            }
+            if (!ggufpy_can_run(source, backends, n)) {
+                return source;
+            }
+            if (!source->buffer) {
+                ggml_set_input(source);
             }
         }
     }
