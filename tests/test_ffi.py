@@ -187,7 +187,7 @@ def test_an_old_cpu_works_or_is_refused() -> None:
 def test_the_best_scored_variant_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several CPU libraries the one with the highest score is chosen; a score of 0 rules one out."""
     scores = {"x64": 1, "haswell": 63, "zen4": 0}
-    fake = SimpleNamespace(ggufpy_dlopen=os.fsdecode, ggufpy_backend_score=lambda name: scores[name])
+    fake = SimpleNamespace(ggufpy_backend_score=lambda path: scores[os.fsdecode(path)])
     monkeypatch.setattr(lib, "C", fake)
     assert Path("haswell") == lib._best_cpu_library([Path(name) for name in scores])
     scores.update(x64=0, haswell=0)

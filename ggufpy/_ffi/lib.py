@@ -148,10 +148,7 @@ def _best_cpu_library(paths: list[Path]) -> Path | None:
     """Return the variant that ggml scores highest on this CPU; one that stands alone needs no score."""
     if len(paths) < 2:
         return paths[0] if paths else None
-    scores = {}
-    for path in paths:
-        library = C.ggufpy_dlopen(os.fsencode(path))
-        scores[path] = C.ggufpy_backend_score(library) if library else 0
+    scores = {path: C.ggufpy_backend_score(os.fsencode(path)) for path in paths}
     best = max(paths, key=scores.__getitem__)
     return best if scores[best] > 0 else None
 

@@ -23,10 +23,17 @@ static void * ggufpy_dlopen(const char * path) { return dlopen(path, RTLD_NOW | 
 
 static const char * ggufpy_dlerror(void) { return dlerror(); }
 
-/* 0: this CPU lacks something the library needs. -1: the library does not say. */
-static int ggufpy_backend_score(void * library) {
+/* ggml's score of a backend library for this machine; 0 if it cannot run here, -1 if it does not say. The library is
+   not kept. */
+static int ggufpy_backend_score(const char * path) {
+    void * library = dlopen(path, RTLD_LAZY | RTLD_LOCAL | RTLD_DEEPBIND);
+    if (!library) {
+        return 0;
+    }
     int (*score)(void) = (int (*)(void)) dlsym(library, "ggml_backend_score");
-    return score ? score() : -1;
+    int result = score ? score() : -1;
+    dlclose(library);
+    return result;
 }
 
 static void ggufpy_cpuid(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]) {

@@ -3,7 +3,7 @@
 /* Loading. */
 void * ggufpy_dlopen(const char * path);
 const char * ggufpy_dlerror(void);
-int ggufpy_backend_score(void * library);
+int ggufpy_backend_score(const char * path);
 void ggufpy_cpuid(uint32_t leaf, uint32_t subleaf, uint32_t registers[4]);
 uint64_t ggufpy_xcr0(void);
 const char * ggufpy_build_record(void);
