@@ -81,6 +81,12 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r:.60}")
 
 
+def _check_blocks(name: str, type: str, n_embd_head: int) -> None:
+    block = GGMLType[type.upper()].block_size
+    if n_embd_head % block:
+        raise ValueError(f"{name}={type!r}: its blocks of {block} do not divide this model's heads of {n_embd_head}")
+
+
 @dataclass(slots=True)
 class _Run:
     """A built graph and the inputs to write before each computation."""
@@ -128,6 +134,8 @@ class Session:
                 f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
                 stacklevel=3,
             )
+        _check_blocks("type_k", options.type_k, config.n_embd_head_k)
+        _check_blocks("type_v", options.type_v, config.n_embd_head_v)
         cores = physical_cores()
         self.n_threads = options.n_threads or cores
         self.n_threads_batch = options.n_threads_batch or options.n_threads or cores

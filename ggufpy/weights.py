@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ggufpy.arch import TensorSpec
 from ggufpy.backend import Buffer, BufferType, Device, weight_buffer_type
-from ggufpy.errors import BackendError, GGUFError
-from ggufpy.gguf import GGMLType, GGUFFile, TensorInfo
+from ggufpy.errors import BackendError
+from ggufpy.gguf import GGUFFile, TensorInfo
 from ggufpy.graph import Context, Tensor
 from ggufpy.types import NUMPY_TYPES
 
@@ -40,8 +40,8 @@ class Layout:
     def of(cls, n_layer: int, cpu: Device, gpus: Sequence[Device], n_gpu_layers: int | None) -> Layout:
         """Deal the layers out to the GPUs in equal runs; None offloads all of them where there is a GPU."""
         wanted = n_layer + 1 if n_gpu_layers is None and gpus else n_gpu_layers or 0
-        if wanted < 0:
-            raise ValueError(f"n_gpu_layers: expected None or at least 0, got {n_gpu_layers}")
+        if not isinstance(wanted, int) or isinstance(n_gpu_layers, bool) or wanted < 0:
+            raise ValueError(f"n_gpu_layers: expected None (all) or an integer of at least 0, got {n_gpu_layers!r}")
         if wanted and not gpus:
             raise BackendError(
                 f"n_gpu_layers={n_gpu_layers}: there is no GPU that ggml can use here (see ggufpy.devices(); "
@@ -100,10 +100,9 @@ class Weights(Mapping[str, Tensor]):
     ) -> Weights:
         """Bind or copy every tensor of the table that the file has.
 
-        Raises GGUFError for a tensor of a type that this ggml lacks, BackendError where memory runs out.
+        The file agrees with the table (`arch.check_tensors`). Raises BackendError where memory runs out.
         """
         specs = [spec for spec in table if spec.name in file.tensors]
-        _check_types(file, specs)
         context = Context(len(specs) + 1)
         mapped: list[_Source] = []
         copied: dict[BufferType, list[_Source]] = {}
@@ -149,16 +148,6 @@ def _values(file: GGUFFile, source: _Source) -> npt.NDArray[Any]:
     shape, data = source.info.shape, file.data(source.info.name)
     dtype = NUMPY_TYPES.get(source.tensor.type)
     return data.reshape(*shape[:-1], -1) if dtype is None else data.view(dtype).reshape(shape)
-
-
-def _check_types(file: GGUFFile, specs: Iterable[TensorSpec]) -> None:
-    faults = [
-        f"tensor {spec.name}: type {int(file.tensors[spec.name].type)} is not supported by this ggml"
-        for spec in specs
-        if not isinstance(file.tensors[spec.name].type, GGMLType)
-    ]
-    if faults:
-        raise GGUFError(f"{file.path}: " + "; ".join(faults))
 
 
 def _tie(

@@ -18,6 +18,7 @@ __all__ = ["REQUIRED", "Config", "Key"]
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 INT_MAX = 2**31 - 1
+TINY, HUGE = 1.1754944e-38, 3.4028235e38  # the normal numbers of single precision
 
 REQUIRED: Any = object()
 """The default of a key that has none: a file without the key is refused."""
@@ -33,6 +34,10 @@ class Key:
     per_layer: bool = False
     count: int = 0  # an array of exactly so many values
     choices: tuple[str, ...] = ()
+    zero_is_off: bool = False  # 0 is allowed below the range and means what an absent key means
+
+
+SCALE: dict[str, Any] = {"low": TINY, "high": HUGE, "zero_is_off": True}
 
 
 def _always(name: str, default: Any, **limits: Any) -> Any:
@@ -66,9 +71,9 @@ class Config:
     n_rot: int = _always("rope.dimension_count", None, low=1, high=65536)
     n_expert: int = _always("expert_count", 0, high=MAX_EXPERTS)
     n_expert_used: int = _always("expert_used_count", 0, high=MAX_EXPERTS)
-    rope_freq_base: float = _always("rope.freq_base", 10000.0)
+    rope_freq_base: float = _always("rope.freq_base", 10000.0, low=TINY, high=HUGE)
     rope_scaling_type: str = _always("rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope"))
-    rope_scaling_factor: float = _always("rope.scaling.factor", 0.0)
+    rope_scaling_factor: float = _always("rope.scaling.factor", 0.0, **SCALE)
     rope_attn_factor: float = _always("rope.scaling.attn_factor", 1.0)
     n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
 
@@ -79,7 +84,7 @@ class Config:
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
     norm_eps: float = _asked("attention.layer_norm_epsilon", 0.0, high=1.0)
     n_swa: int = _asked("attention.sliding_window", 0)
-    rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0)
+    rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0, low=TINY, high=HUGE)
     yarn_ext_factor: float = _asked("rope.scaling.yarn_ext_factor", -1.0, low=-1.0)
     yarn_attn_factor: float = _asked("rope.scaling.yarn_attn_factor", 1.0)
     yarn_beta_fast: float = _asked("rope.scaling.yarn_beta_fast", 32.0)
@@ -98,7 +103,7 @@ class Config:
     embedding_scale: float = _asked("embedding_scale", 0.0)
     residual_scale: float = _asked("residual_scale", 0.0)
     logit_scale: float = _asked("logit_scale", 0.0, low=-3e38)
-    final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0)
+    final_logit_softcapping: float = _asked("final_logit_softcapping", 0.0, **SCALE)
     n_ff_exp: tuple[int, ...] = _asked("expert_feed_forward_length", (), per_layer=True)
     n_ff_shexp: int = _asked("expert_shared_feed_forward_length", 0)
     n_expert_shared: int = _asked("expert_shared_count", 0, high=MAX_EXPERTS)
@@ -196,8 +201,8 @@ class _Reader:
             self.fault(key.name, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
         elif key.choices and value not in key.choices:
             self.fault(key.name, "one of " + ", ".join(key.choices), value)
-        elif isinstance(value, (int, float)) and not key.low <= value <= key.high:
-            limit = f"at most {key.high:g}" if value > key.high else f"at least {key.low:g}"
+        elif isinstance(value, (int, float)) and not (key.low <= value <= key.high or value == 0 and key.zero_is_off):
+            limit = f"at most {kind(key.high)}" if value > key.high else f"at least {kind(key.low)}"
             self.fault(key.name, limit, value)
         else:
             return True
@@ -215,7 +220,7 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int, boo
     values["n_head_kv"] = values["n_head_kv"] or values["n_head"]
     values["n_ctx_orig_yarn"] = values["n_ctx_orig_yarn"] or values["n_ctx_train"]
     if values["rope_scaling_factor"] == 0.0:  # the key's older name
-        values["rope_scaling_factor"] = reader.read(Key("rope.scale_linear"), float, 0.0)
+        values["rope_scaling_factor"] = reader.read(Key("rope.scale_linear", **SCALE), float, 0.0)
     n_head, n_embd = values["n_head"], values["n_embd"]
     if n_head and n_embd:
         for name, key in (("n_embd_head_k", "key_length"), ("n_embd_head_v", "value_length")):

@@ -5,15 +5,17 @@ Shapes are in ggml order here: the first dimension is the row, the one that is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ggufpy.errors import GGUFError
-from ggufpy.gguf import GGUFFile
+from ggufpy.gguf import GGMLType, GGUFFile
 
 __all__ = ["TensorSpec", "check_tensors"]
 
 MAX_FAULTS_SHOWN = 40
+NO_WEIGHTS = [GGMLType[name] for name in "I8 I16 I32 I64 F64 Q8_1 Q8_K".split()]
+"""Types that ggml has no product for: indices, and what its kernels use among themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +36,33 @@ def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:
     specs = {spec.name: spec for spec in table}
     faults = []
     for spec in specs.values():
-        info = file.tensors.get(spec.name)
+        info, expected = file.tensors.get(spec.name), list(spec.shape)
         if info is None:
             if not spec.optional:
-                faults.append(f"{spec.name}: missing, expected {_shape(spec.shape)}")
-        elif _shape(spec.shape) != _shape(found := info.shape[::-1]):
-            faults.append(f"{spec.name}: expected {_shape(spec.shape)}, file has {_shape(found)}")
+                faults.append(f"{spec.name}: missing, expected {expected}")
+        elif _unpadded(spec.shape) != _unpadded(found := info.shape[::-1]):
+            faults.append(f"{spec.name}: expected {expected}, file has {list(found)}")
+        elif 0 in spec.shape:
+            faults.append(f"{spec.name}: {expected} has no elements")
+        else:
+            faults += _type_faults(spec, info.type)
     faults += [f"{name}: not a tensor of this architecture" for name in file.tensors if name not in specs]
     if faults:
         more = f"; and {len(faults) - MAX_FAULTS_SHOWN} more" if len(faults) > MAX_FAULTS_SHOWN else ""
         raise GGUFError(f"{file.path}: " + "; ".join(faults[:MAX_FAULTS_SHOWN]) + more)
 
 
-def _shape(shape: tuple[int, ...]) -> list[int]:
+def _type_faults(spec: TensorSpec, type: GGMLType | int) -> Iterator[str]:
+    """Yield what no kernel could compute with: matrices may have any type of weights, all else is f32."""
+    if not isinstance(type, GGMLType):
+        yield f"{spec.name}: type {type} is not supported by this ggml"
+    elif len(spec.shape) == 1 and type is not GGMLType.F32:
+        yield f"{spec.name}: expected type f32, file has {type.label}"
+    elif type in NO_WEIGHTS:
+        yield f"{spec.name}: expected a type that weights have, file has {type.label}"
+
+
+def _unpadded(shape: tuple[int, ...]) -> list[int]:
     """Return the shape without trailing ones, which GGUF files may write or leave out."""
     dims = list(shape)
     while len(dims) > 1 and dims[-1] == 1:
