@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ __all__ = [
 
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
 MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
+MAX_NODES = 2**17  # ggml reserves 23 kB of address space for each
 MAX_NBYTES = 2**46
 _KINDS = {
     C.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
@@ -452,26 +454,25 @@ class Scheduler(_Owner):
     """Gives the tensors of a graph memory and computes it, splitting it among backends (`ggml_backend_sched`)."""
 
     def __init__(self, backends: Sequence[Backend], n_nodes: int, *, op_offload: bool = True) -> None:
-        """Make a scheduler for graphs of up to `n_nodes` nodes and as many leaves. The last backend has to be a CPU."""
+        """Make a scheduler for graphs of up to `n_nodes` nodes and leaves. The last backend has to be a CPU."""
         if not 1 <= len(backends) <= MAX_BACKENDS or backends[-1].device.type != "cpu":
             raise BackendError(f"1 to {MAX_BACKENDS} backends expected, the last one a CPU, not {list(backends)}")
-        if not 0 < n_nodes <= 2**20:
-            raise BackendError(f"1 to {2**20} nodes expected, not {n_nodes}")
+        if not 0 < n_nodes <= MAX_NODES:
+            raise BackendError(f"1 to {MAX_NODES} nodes expected, not {n_nodes}")
         self.backends = tuple(backends)
         self.n_nodes = n_nodes
         self._op_offload = op_offload
         self._array = ffi.new("ggml_backend_t[]", [backend._open() for backend in backends])
         self._generation = 0
         self._lent = 0  # arrays that look into the current memory
-        self._graph: Graph | None = None
+        self._graph: weakref.ref[Graph] | None = None  # weak: its context refers to this scheduler
         self._rows: tuple[Any, Any, int] = (None, None, 0)
         self._bad = ffi.new("int64_t *")
         self._make()
 
     def _make(self) -> None:
-        graph_size = 2 * self.n_nodes
         ptr = C.ggml_backend_sched_new(
-            self._array, ffi.NULL, len(self.backends), graph_size, False, self._op_offload
+            self._array, ffi.NULL, len(self.backends), self.n_nodes, False, self._op_offload
         )
         if not ptr:
             raise BackendError("the scheduler could not be made")
@@ -515,7 +516,7 @@ class Scheduler(_Owner):
             ffi.new("int64_t[]", list(rows.values())) if rows else ffi.NULL,
             len(rows),
         )
-        self._graph = graph
+        self._graph = weakref.ref(graph)
 
     def compute(self, graph: Graph) -> bool:
         """Compute the graph that has the memory, without the GIL; return False if `cancel` stopped it.
@@ -525,7 +526,7 @@ class Scheduler(_Owner):
         ptr = self._open()
         if graph.ctx._ptr is None:
             raise ClosedError("compute: the graph's context is closed")
-        if graph is not self._graph:
+        if self._graph is None or self._graph() is not graph:
             raise GraphError("compute: the graph has no memory; allocate it first (alloc)")
         tensors, limits, n = self._rows
         if n:
