@@ -150,6 +150,7 @@ class CacheOptions:
     type_k: GGMLType
     type_v: GGMLType
     flash_attn: bool
+    alibi: bool = False  # the mask carries distances, which the kernel multiplies by each head's slope
 
 
 class KVCache:
@@ -321,16 +322,24 @@ class KVInputs:
     def _mask(self, ubatch: MicroBatch, placement: Placement) -> npt.NDArray[Any]:
         cache, n_kv = self.cache, self.n_kv
         seen = np.empty((len(ubatch.tokens), n_kv), np.bool_)
+        bias = np.empty(seen.shape, np.float32) if cache.options.alibi else None
         for seq_id in ubatch.seq_ids:
             stream, row = cache.stream_row(seq_id)
             mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
-            seen[mine] = cache.cells[stream].visible(row, ubatch.positions[mine], n_kv, cache.n_swa)
-        mask: npt.NDArray[Any]
-        if cache.options.flash_attn:
-            mask = ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
-        else:
-            mask = np.where(seen, np.float32(0), np.float32(-np.inf))
-        return mask.reshape(self.mask.shape)
+            cells, positions = cache.cells[stream], ubatch.positions[mine]
+            seen[mine] = cells.visible(row, positions, n_kv, cache.n_swa)
+            if bias is not None:
+                bias[mine] = -np.abs(cells.pos[:n_kv] - positions[:, None])
+        return attention_mask(seen, bias, cache.options.flash_attn).reshape(self.mask.shape)
+
+
+def attention_mask(seen: BoolArray, bias: npt.NDArray[np.float32] | None, flash_attn: bool) -> npt.NDArray[Any]:
+    """Turn what is seen into numbers to add to the scores: 0 or the bias, and -inf for the rest."""
+    if flash_attn and bias is None:  # the short way, as every token goes it
+        return ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
+    with np.errstate(over="ignore"):  # F16 has no distances beyond 65504
+        mask = np.where(seen, np.float32(0) if bias is None else bias, np.float32(-np.inf))
+        return mask.astype(np.float16) if flash_attn else mask
 
 
 class Memory:

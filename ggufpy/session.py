@@ -146,6 +146,7 @@ class Session:
             GGMLType[options.type_k.upper()],
             GGMLType[options.type_v.upper()],
             options.flash_attn,
+            arch.max_alibi_bias(config) > 0,
         )
         self._memory = Memory(
             config,
