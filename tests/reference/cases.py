@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CASES", "TINY", "Case", "Recorder", "machine", "prompt", "random_ids"]
+__all__ = ["Case", "Recorder", "cases_of", "machine", "prompt", "random_ids"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOW_ROWS = (0, 63, 127, 511, 512, 513, 640, 699)  # before, at and behind the edge of Gemma's window
@@ -116,6 +116,15 @@ def edited(run: Recorder, ids: list[int]) -> None:
     run.greedy(4, 0)
 
 
+def corrected(run: Recorder, ids: list[int]) -> None:
+    """Take back the last tokens again and again, as one who corrects what was typed."""
+    for start in range(0, len(ids), 80):
+        run.decode((0, ids[start : start + 80], "all"))
+        run.manage("trim", 0, run.session.n_past(0) - 3)
+        run.decode((0, ids[start + 77 : start + 80], "all"))
+    run.greedy(8, 0)
+
+
 def forked(run: Recorder, ids: list[int]) -> None:
     """Fork a sequence, continue both differently, drop one, and fork again into its place."""
     run.decode((0, ids, "last"))
@@ -212,8 +221,35 @@ _WINDOW_DUMPS = [
     for flash, full in ((1, 1), (0, 1), (1, 0))
 ]
 
+_SMALL_WINDOW = [  # for a window of a few tokens: with micro-batches of 16 its cache of 256 cells is walked round twice
+    Case(
+        f"window-{name}-fa{flash}-swa{full}",
+        script,
+        640,
+        {"n_ctx": 1024, "n_ubatch": 16, "flash_attn": bool(flash), "swa_full": bool(full), **options},
+    )
+    for name, script, options in (
+        ("whole", whole(), {}),
+        ("steps", pieces(100, n_single=100), {}),
+        ("corrected", corrected, {}),
+        ("separate", interleaved, {"n_seq_max": 2}),
+        ("unified", interleaved, {"n_seq_max": 2, "kv_unified": True}),
+    )
+    for flash in (1, 0)
+    for full in (1, 0)
+]
+
 CASES = {
     "smollm2": [*_SMALL, *_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG, *_DUMPS],
-    "gemma3": [*_SMALL[:1], *_SEQUENCES[:4], *_EDITED, *_WINDOW, *_WINDOW_DUMPS],
+    "gemma3": [*_SMALL[::3], *_SEQUENCES[:4], *_EDITED, *_WINDOW, *_WINDOW_DUMPS],
+    # a tiny model's, by what its name contains
+    "-": [*_SMALL, *_DUMPS],
+    "-plain": [*_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG],
+    "-experts": [*_SEQUENCES, *_EDITED],
+    "-window": [*_SEQUENCES, *_EDITED, *_SMALL_WINDOW],
 }
-TINY = _DUMPS
+
+
+def cases_of(name: str) -> list[Case]:
+    """List the cases of a model."""
+    return [case for key, cases in CASES.items() if key == name or (key[0] == "-" and key in name) for case in cases]

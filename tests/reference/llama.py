@@ -59,6 +59,7 @@ class ReferenceModel:
         params.n_gpu_layers = 0
         params.use_extra_bufts = repack
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if use_mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
+        _errors.clear()
         self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise RuntimeError(f"llama.cpp cannot load {path}: {' / '.join(_errors)}")

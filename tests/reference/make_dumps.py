@@ -1,4 +1,6 @@
-"""Makes the committed dumps of llama.cpp's logits: tests/reference/make_dumps.py [--smollm2 FILE] [--gemma3 FILE]
+"""Makes the committed dumps of llama.cpp's logits.
+
+    python tests/reference/make_dumps.py [--smollm2 FILE] [--gemma3 FILE] [--no-tiny]
 
 Needs llama-cpp-python 0.3.36, built from source on the machine whose bits are to be kept, and ggufpy (for the file
 format and the tiny models, which it writes afresh). Weights are mapped, not repacked.
@@ -10,7 +12,6 @@ import argparse
 import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reference.cases import CASES, TINY, Case, Recorder, machine, prompt, random_ids
+from reference.cases import Case, Recorder, cases_of, machine, prompt, random_ids
 from reference.llama import VERSION, ReferenceModel, commit, system_info
 from reference.tiny import VARIANTS, write
 
 from ggufpy.reference import Dump
 
 FOLDER = Path(__file__).parent / "dumps"
+REAL = ("smollm2", "gemma3")
 
 
 def make(case: Case, name: str, path: Path, model: ReferenceModel, ids: list[int]) -> None:
@@ -52,28 +54,30 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value]
 
 
-def jobs(real: dict[str, str], folder: Path) -> Iterator[tuple[str, Path, list[Case]]]:
-    """Yield each model with its cases: the real ones that were given, then the tiny ones."""
-    for name, file in real.items():
-        if file:
-            yield name, Path(file), [case for case in CASES[name] if case.dump]
-    for name in VARIANTS:
-        yield name, write(name, folder), TINY
-
-
 def main() -> None:
     """Make the dumps of every model at hand."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in CASES:
-        parser.add_argument(f"--{name}", default="", help="the model file; left out, its dumps stay as they are")
+    for name in REAL:
+        parser.add_argument(f"--{name}", type=Path, help="the model file; left out, its dumps stay as they are")
+    parser.add_argument("--no-tiny", action="store_true", help="leave the tiny models' dumps as they are")
+    arguments = vars(parser.parse_args())
     FOLDER.mkdir(exist_ok=True)
+    for name in REAL:
+        if arguments[name]:
+            make_all(name, arguments[name])
     with tempfile.TemporaryDirectory() as folder:
-        for name, path, cases in jobs(vars(parser.parse_args()), Path(folder)):
-            with ReferenceModel(path) as model:
-                for case in cases:
-                    real = name in CASES
-                    ids = prompt(model.tokenize, case.n_tokens) if real else random_ids(case.n_tokens, model.n_vocab)
-                    make(case, name, path, model, ids)
+        for name in [] if arguments["no_tiny"] else VARIANTS:
+            make_all(name, write(name, Path(folder)))
+
+
+def make_all(name: str, path: Path) -> None:
+    """Make the dumps of one model."""
+    with ReferenceModel(path) as model:
+        for case in cases_of(name):
+            if case.dump:
+                real = name in REAL
+                ids = prompt(model.tokenize, case.n_tokens) if real else random_ids(case.n_tokens, model.n_vocab)
+                make(case, name, path, model, ids)
 
 
 if __name__ == "__main__":
