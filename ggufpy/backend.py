@@ -1,7 +1,8 @@
 """Devices, buffers and the scheduler: the only file that knows where data lies and who computes.
 
-It owns ggml's devices, backends, buffer types, buffers and schedulers, each behind a small class that frees what it made. It does
-not know what the tensors mean. What can be wrong with a request is checked here, because ggml would abort the process.
+It owns ggml's devices, backends, buffer types, buffers and schedulers, each behind a small class that frees what it
+made. It does not know what the tensors mean. What can be wrong with a request is checked here, because ggml would
+abort the process.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def _text(chars: Any) -> str:
 class Lifetime:
     """C memory and what it refers to, for as long as anybody holds this.
 
-    Owners (`Context`, `Buffer`, `Scheduler`) are closed when their user says so; the memory behind them stays until the last tensor,
-    graph or array that points into it is gone.
+    Owners (`Context`, `Buffer`, `Scheduler`) are closed when their user says so; the memory behind them stays until
+    the last tensor, graph or array that points into it is gone.
     """
 
     # CPython clears slots in alphabetical order: what `pointer` needs while it is freed must come after it.
@@ -95,11 +96,13 @@ class _Owner:
     def __enter__(self: Any) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
-# --- devices ------------------------------------------------------------------------------------------------------
+# --- devices ---
 
 
 class _Handle:
@@ -111,7 +114,7 @@ class _Handle:
         self.ptr = ptr
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.ptr == self.ptr  # type: ignore[attr-defined]
+        return type(other) is type(self) and other.ptr == self.ptr
 
     def __hash__(self) -> int:
         return hash(self.ptr)
@@ -170,7 +173,7 @@ def cpu_device() -> Device:
 
 
 def physical_cores() -> int:
-    """Count the physical cores that this process may use: its affinity, siblings counted once, and a container's quota."""
+    """Count the physical cores this process may use: its affinity without siblings, within its container's quota."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_siblings(cpu) for cpu in cpus}
     return max(1, min(len(cores), _quota(), MAX_THREADS))
@@ -191,11 +194,11 @@ def _quota() -> int:
         return MAX_THREADS
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 class BufferType(_Handle):
-    """A kind of memory: a device's own, or one that keeps weights rearranged for its kernels (ggml's extra buffer types)."""
+    """A kind of memory: a device's own, or one that rearranges weights for its kernels (an extra buffer type)."""
 
     __slots__ = ()
 
@@ -239,7 +242,8 @@ def extra_buffer_types(device: Device) -> list[BufferType]:
 
 
 def weight_buffer_type(device: Device, tensor: Tensor, *, experts: bool = False) -> BufferType:
-    """Choose the memory for a weight that is only multiplied with, as llama.cpp does: the first kind whose kernels take it.
+    """Choose the memory for a weight that is only multiplied with, as llama.cpp does: the first kind whose kernels take
+    it.
 
     Each kind is asked about a product of this weight and 512 rows; `experts` means `mul_mat_id`.
     """
@@ -296,7 +300,7 @@ class Buffer(_Owner):
 
     @classmethod
     def from_host(cls, device: Device, memory: Any) -> Buffer:
-        """Wrap an object with the buffer protocol (a mapping, a bytearray) without a copy; it stays alive, and its size fixed."""
+        """Wrap an object with the buffer protocol (a mapping, a bytearray) without a copy, and keep it alive."""
         view = memoryview(memory)
         if not device.can_wrap_host_memory:
             raise BackendError(f"{device.name} cannot compute in host memory")
@@ -305,7 +309,9 @@ class Buffer(_Owner):
         held = ffi.from_buffer(memory)
         address = int(ffi.cast("uintptr_t", held))
         if address % device.buffer_type.alignment:
-            raise BackendError(f"the memory starts at {address:#x}, not at a multiple of {device.buffer_type.alignment}")
+            raise BackendError(
+                f"the memory starts at {address:#x}, not at a multiple of {device.buffer_type.alignment}"
+            )
         ptr = C.ggml_backend_dev_buffer_from_host_ptr(device.ptr, held, view.nbytes, view.nbytes)
         if not ptr:
             raise BackendError(f"{device.name} could not wrap {view.nbytes} bytes of host memory")
@@ -322,7 +328,7 @@ class Buffer(_Owner):
 
     @classmethod
     def zeros(cls, device: Device, tensors: Sequence[Tensor]) -> Buffer:
-        """Place the tensors in one buffer full of zeros. On the CPU, pages that nobody has written to cost no memory."""
+        """Place the tensors in one buffer of zeros; on the CPU, pages nobody has written to cost no memory."""
         type = device.buffer_type
         if not (type.is_host and device.can_wrap_host_memory):
             buffer = cls.for_tensors(type, tensors)
@@ -390,7 +396,7 @@ def _places(type: BufferType, tensors: Sequence[Tensor]) -> tuple[list[int], int
     return offsets, max(end, alignment)
 
 
-# --- computing ----------------------------------------------------------------------------------------------------
+# --- computing ---
 
 
 class Backend(_Owner):
@@ -471,9 +477,7 @@ class Scheduler(_Owner):
         self._make()
 
     def _make(self) -> None:
-        ptr = C.ggml_backend_sched_new(
-            self._array, ffi.NULL, len(self.backends), self.n_nodes, False, self._op_offload
-        )
+        ptr = C.ggml_backend_sched_new(self._array, ffi.NULL, len(self.backends), self.n_nodes, False, self._op_offload)
         if not ptr:
             raise BackendError("the scheduler could not be made")
         self._ptr = ffi.gc(ptr, C.ggml_backend_sched_free)

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from ggufpy import arch, generate, hub
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
@@ -35,7 +37,9 @@ Messages = Sequence[Mapping[str, Any]]
 class Model:
     """A GGUF model that is ready to run. Made by `Model.load` or `Model.from_pretrained`; a context manager."""
 
-    def __init__(self, file: GGUFFile, declaration: type[arch.Decoder], config: Config, weights: Weights, layout: Layout):
+    def __init__(
+        self, file: GGUFFile, declaration: type[arch.Decoder], config: Config, weights: Weights, layout: Layout
+    ):
         self._file = file
         self._declaration = declaration
         self._config = config
@@ -121,9 +125,8 @@ class Model:
     @property
     def weights(self) -> Weights:
         """The weights by name. ClosedError after `close`."""
-        if self._weights is None:
-            raise ClosedError("the model is closed")
-        return self._weights
+        self._check_open()
+        return cast(Weights, self._weights)
 
     # ------------------------------------------------------------------------------------------------------ sessions
 
@@ -147,6 +150,7 @@ class Model:
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
         SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again.
         """
+        self._check_open()
         single = _is_single(prompt)
         prompts = [cast(Prompt, prompt)] if single else cast("Sequence[Prompt]", prompt)
         ids, params = [self._encode(p) for p in prompts], _params(params, overrides)
@@ -168,6 +172,7 @@ class Model:
 
         Arguments are those of `generate`, and are checked at once.
         """
+        self._check_open()
         return self._stream(self._encode(prompt), _params(params, overrides), session, cancel)
 
     def chat(
@@ -206,13 +211,19 @@ class Model:
         **overrides: Any,
     ) -> Generator[CompletionChunk, None, None]:
         """Answer a conversation and yield a chunk for each token. Arguments are those of `chat`."""
+        self._check_open()
         ids = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=chat_template, tokenize=True, **(chat_template_kwargs or {})
         )
         return self._stream(cast("list[int]", ids), _params(params, overrides), session, cancel)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
-        return self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=True)
+        ids = np.asarray(prompt)
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise ValueError(f"prompt: expected text or a sequence of token ids, got {prompt!r:.60}")
+        return cast("list[int]", ids.tolist())
 
     def _stream(
         self, ids: Sequence[int], params: SamplingParams, session: Session | None, cancel: threading.Event | None
@@ -233,7 +244,12 @@ class Model:
         self._weights = None
         self._file.close()
 
+    def _check_open(self) -> None:
+        if self._weights is None:
+            raise ClosedError("the model is closed")
+
     def __enter__(self) -> Model:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -253,7 +269,9 @@ def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Dev
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Tell one prompt (text or ids) from a list of them."""
-    return isinstance(prompt, str) or not len(prompt) or not isinstance(prompt[0], (str, Sequence))
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, (Sequence, np.ndarray)):
+        return True
+    return not len(prompt) or isinstance(prompt[0], (int, float, np.number, np.bool_))
 
 
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

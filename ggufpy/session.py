@@ -390,6 +390,7 @@ class Session:
                 self._memory.close()
 
     def __enter__(self) -> Session:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

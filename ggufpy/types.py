@@ -1,7 +1,7 @@
 """The tensor types as the loaded ggml has them: checked against `GGMLType` at import; conversion to and from float32.
 
-It owns quantizing and dequantizing through ggml's own functions, and which NumPy dtype stands for which type. The table of types
-itself is `gguf.GGMLType`. Shapes are in NumPy's order: a row runs along the last axis.
+It owns quantizing and dequantizing through ggml's own functions, and which NumPy dtype stands for which type. The
+table of types itself is `gguf.GGMLType`. Shapes are in NumPy's order: a row runs along the last axis.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def quantize(
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Convert an array to the bytes of a ggml type: uint8 [..., bytes of a row] (`ggml_quantize_chunk`).
 
-    Quantized types and bf16 take floats, which are rounded to float32 first; `imatrix` weighs the columns (float32 [row length]).
-    Raises GraphError for rows that do not fill whole blocks, a missing imatrix, values that are not finite or lie beyond ±1e9 (block
-    types only), integers that do not fit, and types that ggml cannot quantize to.
+    Quantized types and bf16 take floats, which are rounded to float32 first; `imatrix` weighs the columns (float32
+    [row length]). Raises GraphError for rows that do not fill whole blocks, a missing imatrix, values that are not
+    finite or lie beyond ±1e9 (block types only), integers that do not fit, and types that ggml cannot quantize to.
     """
     kind = _kind(type)
     if array.ndim == 0 or array.size == 0:
@@ -79,7 +79,9 @@ def quantize(
         raise GraphError(f"quantize: {kind.label} is for ggml's own use")
     row, n_rows = array.shape[-1], array.size // array.shape[-1]
     if row % kind.block_size:
-        raise GraphError(f"quantize: rows of {row} elements do not fill whole blocks of {kind.block_size} ({kind.label})")
+        raise GraphError(
+            f"quantize: rows of {row} elements do not fill whole blocks of {kind.block_size} ({kind.label})"
+        )
     shape = (*array.shape[:-1], kind.row_nbytes(row))
     plain = NUMPY_TYPES.get(kind)
     if plain is not None and kind is not GGMLType.BF16:

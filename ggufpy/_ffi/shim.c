@@ -219,6 +219,46 @@ static struct ggml_tensor * ggufpy_graph_first_unsupported(
     return NULL;
 }
 
+/* ggml's graph allocator keeps at most 256 holes between live tensors, and aborts on one more. This bounds how many
+   there can be at any node: no more than live tensors and one, no more than two for each tensor that has died.
+   `memory` is where the n tensors of the graph's context lie, one after the other; those of other contexts have
+   buffers of their own. Returns -1 if memory ran out. */
+static int ggufpy_graph_max_holes(struct ggml_cgraph * graph, const void * memory, int n) {
+    int * last = (int *) malloc((size_t) n * sizeof(int));
+    if (!last) { return -1; }
+    for (int i = 0; i < n; i++) {
+        last[i] = -1;
+    }
+    int n_nodes = ggml_graph_n_nodes(graph);
+    int live = 0, dead = 0, holes = 0;
+    for (int pass = 0; pass < 2; pass++) {  /* first find each tensor's last use, then follow them living and dying */
+        for (int i = 0; i < n_nodes; i++) {
+            struct ggml_tensor * node = ggml_graph_node(graph, i);
+            for (int k = -1; k < GGML_MAX_SRC; k++) {
+                struct ggml_tensor * t = k < 0 ? node : node->src[k];
+                t = t && t->view_src ? t->view_src : t;
+                if (!t || t->buffer) { continue; }
+                int at = (int) ((size_t) ((const char *) t - (const char *) memory) / ggml_tensor_overhead());
+                if (pass == 0) {
+                    live += last[at] < 0 && t->op == GGML_OP_NONE;
+                    last[at] = i;
+                } else if (t == node) {
+                    live++;
+                }
+                if (pass == 1 && last[at] == i && !(t->flags & GGML_TENSOR_FLAG_OUTPUT)) {
+                    last[at] = n_nodes;
+                    live--;
+                    dead++;
+                }
+            }
+            int most = live + 1 < 2 * dead ? live + 1 : 2 * dead;
+            holes = pass == 1 && most > holes ? most : holes;
+        }
+    }
+    free(last);
+    return holes;
+}
+
 static int64_t ggufpy_row_number(const struct ggml_tensor * t, const char * at) {
     if (t->type == GGML_TYPE_I64) {
         int64_t value;

@@ -22,6 +22,7 @@ bool ggufpy_dev_is_numa(ggml_backend_dev_t device);
 /* Tensors and graphs. */
 void ggufpy_describe(const struct ggml_tensor * t, int64_t * out);
 struct ggml_tensor * ggufpy_graph_first_unsupported(struct ggml_cgraph * graph, ggml_backend_t * backends, int n);
+int ggufpy_graph_max_holes(struct ggml_cgraph * graph, const void * memory, int n);
 bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tensor);
 int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * limits, int n, int64_t * bad);
 bool ggufpy_stop(void * data);
