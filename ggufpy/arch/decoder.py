@@ -26,7 +26,7 @@ from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
     "ALIBI_8", "IMROPE", "MROPE", "NEOX", "NORM",
-    "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
+    "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
 NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
@@ -162,7 +162,7 @@ class Decoder:
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors that files may bring for other uses than logits."""
+    """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
     # --- tensors and steps
@@ -242,7 +242,9 @@ class Decoder:
             yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
-        yield from (TensorSpec(name, (), unused=True) for name in has if name in cls.ignored or name.startswith(blocks))
+        for name in has:
+            if name in cls.ignored or _in_layer(name) in cls.ignored or name.startswith(blocks):
+                yield TensorSpec(name, (), unused=True)
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
             for spec in cls.layer_tensors(c, il, names_here):
@@ -845,6 +847,10 @@ class Decoder:
         for part in parts[1:]:
             out = self.graph.expand(g.add(out, part))
         return out if n_used > 1 else g.cont(out)
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else ""
 
 
 def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:

@@ -7,9 +7,18 @@ from dataclasses import replace
 from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Rope
 
-__all__ = ["Exaone4"]
+__all__ = ["Exaone", "Exaone4"]
 
 N_LAYER_32B = 64
+
+
+class Exaone(Decoder):
+    """EXAONE 3: Llama rotated by halves."""
+
+    name = "exaone"
+    rope = NEOX
+    rope_factors = "freqs"
+    ffn_scale = False
 
 
 class Exaone4(Decoder):

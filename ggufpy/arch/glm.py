@@ -1,10 +1,19 @@
-"""GLM."""
+"""GLM, the dense models."""
 
 from __future__ import annotations
 
 from ggufpy.arch.decoder import Decoder
 
-__all__ = ["Glm4"]
+__all__ = ["ChatGLM", "Glm4"]
+
+
+class ChatGLM(Decoder):
+    """ChatGLM 3 and GLM 4 of 2024: one matrix for gate and up; half of each head rotates."""
+
+    name = "chatglm"
+    partial_rope = True
+    ffn_fused = True
+    ffn_scale = False
 
 
 class Glm4(Decoder):

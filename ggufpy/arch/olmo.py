@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from ggufpy.arch.decoder import NEOX, Decoder, Rope
 
-__all__ = ["Olmo2"]
+__all__ = ["Olmo", "Olmo2"]
+
+
+class Olmo(Decoder):
+    """OLMo 1: norms without weights; queries, keys and values may be clamped."""
+
+    name = "olmo"
+    keys = {"clamp_kqv": 0.0}
+    norm = "layer"
+    norm_weight = False
+    ffn_scale = False
 
 
 class Olmo2(Decoder):
