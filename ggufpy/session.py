@@ -312,6 +312,7 @@ class Session:
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
         logits = self._arch(inputs).build()
+        graph.expand(positions)  # so that it has memory even where no node uses it
         if logits is not None:
             g.output(logits)
         self._scheduler.alloc(graph)

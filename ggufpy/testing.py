@@ -31,6 +31,7 @@ MERGES = [
 CONTROL, NORMAL = 3, 1
 SHAPE: dict[str, Any] = {
     "n_ctx_train": 1024, "n_embd": 128, "n_layer": 3, "n_ff": 192, "n_head": 4, "n_head_kv": 2, "norm_rms_eps": 1e-5,
+    "norm_eps": 1e-5,
 }  # fmt: skip
 K_QUANT_SHAPE = {"n_embd": 256, "n_ff": 512}
 
@@ -102,7 +103,7 @@ def write_tiny_model(
     rng = np.random.default_rng(seed)
     for spec in _chosen(declaration, config, switches):
         values = _values(spec, rng)
-        if len(spec.shape) > 1 and not spec.name.startswith("token_embd") and kind != GGMLType.F32:
+        if len(spec.shape) > 1 and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)
         else:
             writer.add_tensor(spec.name, values)
