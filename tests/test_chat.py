@@ -194,7 +194,7 @@ def test_reasoning_goes_by_all_its_names(name: str) -> None:
 )
 def test_what_is_no_chat_is_refused(messages: Any) -> None:
     """With what was expected and what was found."""
-    with pytest.raises(TemplateError, match="expected a list of messages|found object"):
+    with pytest.raises(TemplateError, match=r"expected a list of messages|found object"):
         render("x", messages)
 
 

@@ -50,7 +50,7 @@ class ByteLevelBPE:
 
     def __init__(self, vocab: Vocabulary, pre: PreTokenizer) -> None:
         self._id_of = vocab.id_of
-        self._split = splitter(pre.patterns)
+        self._split = splitter(pre.stages)
         self._ignore_merges = pre.ignore_merges
         self._merges = vocab.merges
         # The first of two equal merges counts, so it has to be the last one put in.
