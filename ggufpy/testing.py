@@ -94,7 +94,7 @@ def write_tiny_model(
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
     kind = GGMLType[type.upper()]
-    shape = SHAPE | (K_QUANT_SHAPE if kind.block_size > 32 else {}) | variant
+    shape = SHAPE | dict(declaration.tiny) | (K_QUANT_SHAPE if kind.block_size > 32 else {}) | variant
     metadata = _metadata(declaration, shape, switches)
     config = declaration.config(metadata)
     writer = GGUFWriter(path)

@@ -41,6 +41,7 @@ class Cohere2(CommandR):
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
     qk_norm = ""
+    tiny = {"logit_scale": 0.5, "n_swa": 16}
     ffn_scale = True
 
     @classmethod

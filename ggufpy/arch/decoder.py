@@ -198,6 +198,10 @@ class Decoder:
     crop: ClassVar[str] = "early"
     """Where unwanted rows are dropped: "early" in the last layer, "late" before the last norm, "last" after it."""
 
+    # --- tests
+    tiny: ClassVar[Mapping[str, Any]] = {}
+    """Fields of `Config` that every small model of this architecture has (`testing.write_tiny_model`)."""
+
     # ---------------------------------------------------------------------------------------------- keys and tensors
 
     @classmethod

@@ -58,6 +58,7 @@ class GPTNeoX(Decoder):
     qkv_bias = True
     output_bias = True
     parallel = "ffn + x"
+    tiny = {"use_parallel_residual": True}
     ffn_gate = False
     ffn_bias = True
     ffn_scale = False
