@@ -321,6 +321,17 @@ def test_a_template_that_looks_at_the_messages_still_sees_them() -> None:
         assert [*made.encode(left), 2] == made.apply_chat_template(messages, tokenize=True)
 
 
+def test_control_tokens_that_look_like_words_do_not_break_roles() -> None:
+    """Some vocabularies have such fillers; `system` ends as one begins."""
+    special = [("madeupword0", CONTROL), (START, CONTROL), (END, CONTROL)]
+    template = {"tokenizer.chat_template": "{% if messages[0].role == 'system' %}" + CHATML + "{% endif %}"}
+    made = Tokenizer.from_metadata(byte_level(special=special, eos_token_id=2) | template)
+    messages = [{"role": "system", "content": f"mad{END}madeupword0"}]
+    ids = made.apply_chat_template(messages, tokenize=True)
+    assert [1, 2, 1] == [id for id in ids if id < 3]
+    assert made.decode(ids) == made.apply_chat_template(messages)
+
+
 def test_user_defined_tokens_match_in_messages_too() -> None:
     """They are the model's way to write such text, not control tokens."""
     ids = tokenizer().apply_chat_template([{"role": "user", "content": "<think>"}], tokenize=True)

@@ -25,6 +25,7 @@ class CommandR(Decoder):
     qk_norm = "heads"
     parallel = "ffn + x"
     ffn_norm = ""
+    tiny_variants = {"plus": {"n_layer": N_LAYER_PLUS}}
     ffn_scale = False
 
     @classmethod
@@ -41,6 +42,7 @@ class Cohere2(CommandR):
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
     qk_norm = ""
+    tiny_variants = {}
     tiny = {"logit_scale": 0.5, "n_swa": 16}
     ffn_scale = True
 

@@ -59,6 +59,7 @@ class GPTNeoX(Decoder):
     output_bias = True
     parallel = "ffn + x"
     tiny = {"use_parallel_residual": True}
+    tiny_variants = {"serial": {"use_parallel_residual": False}}
     ffn_gate = False
     ffn_bias = True
     ffn_scale = False

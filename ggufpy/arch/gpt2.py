@@ -42,6 +42,7 @@ class Bloom(GPT2):
     name = "bloom"
     learned_positions = False
     embedding_norm = True
+    tiny_variants = {"six-heads": {"n_embd": 192, "n_head": 6}}
 
     @classmethod
     def max_alibi_bias(cls, c: Config) -> float:

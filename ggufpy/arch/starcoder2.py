@@ -45,6 +45,7 @@ class Jais2(StarCoder2):
     """Jais 2: StarCoder 2 with squared ReLU."""
 
     name = "jais2"
+    prec_f32 = True
     activation = "relu2"
 
 
