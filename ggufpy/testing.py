@@ -179,17 +179,8 @@ def write_tiny_model(
 
 
 _SWITCHES = {
-    "tied",
-    "bias",
-    "separate_bias",
-    "fused_qkv",
-    "scale",
-    "rope_factors",
-    "gated",
-    "without",
-    "swa_pattern",
-    "extra",
-}
+    "tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "without", "swa_pattern", "extra",
+}  # fmt: skip
 
 
 def _shape(declaration: type[Decoder]) -> dict[str, Any]:
