@@ -17,7 +17,7 @@ import numpy as np
 
 from ggufpy import arch
 from ggufpy.arch import Config, Decoder, TensorSpec
-from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.config import REQUIRED, Key
 from ggufpy.gguf import GGMLType, GGUFWriter
 from ggufpy.types import quantize
 
@@ -39,7 +39,8 @@ VALUES: dict[str, Any] = {
     "norm_rms_eps": 1e-5, "norm_eps": 1e-5, "clamp_kqv": 0.7, "attn_temperature_scale": 0.3, "yarn_beta_fast": 8.0,
     "yarn_beta_slow": 2.0, "rope_yarn_log_mul": 0.7, "attention_scale": 0.25, "attn_logit_softcapping": 3.0,
     "final_logit_softcapping": 5.0, "logit_scale": 1.5, "residual_scale": 0.5, "embedding_scale": 3.0,
-    "rope_finetuned": False, "rope_sections": [4, 6, 6, 0], "rope_scaling_alpha": 50.0, "max_alibi_bias": 4.0,
+    "rope_finetuned": False, "rope_sections": [4, 6, 6, 0], "rope_scaling_alpha": 50.0, "swin_norm": True, "n_loops": 2,
+    "xielu_alpha_n": [0.9, 0.5, 0.7], "xielu_alpha_p": [0.6, 0.8, 0.7], "xielu_beta": 0.4, "xielu_eps": -1e-6, "max_alibi_bias": 4.0,
 }  # fmt: skip
 """Values that change the logits, for keys that some architectures read."""
 BESIDE: dict[str, dict[str, Any]] = {
@@ -192,17 +193,19 @@ def _shape(declaration: type[Decoder]) -> dict[str, Any]:
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
+    tokens = TOKENS + [f"<{i}>" for i in range(len(TOKENS), shape.get("n_vocab", 0))]
+    keys: dict[str, Key] = {f.name: f.metadata["key"] for f in fields(Config) if "key" in f.metadata}
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
-        metadata[f"{declaration.name}.{keys[field]}"] = value
+        if field != "n_vocab":
+            metadata[keys[field].name if not keys[field].prefixed else f"{declaration.name}.{keys[field].name}"] = value
     if "swa_pattern" in switches:
         metadata[f"{declaration.name}.attention.sliding_window_pattern"] = switches["swa_pattern"]
     return metadata | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(TOKENS) - 2),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(tokens) - 2),
         "tokenizer.ggml.merges": MERGES,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,

@@ -159,6 +159,8 @@ class Decoder:
     swa_dense_first: ClassVar[bool] = False
     swa_scaled: ClassVar[bool] = False
     """Windowed layers rotate with the file's base and scale too, unless it has a base for them."""
+    headless: ClassVar[bool] = False
+    """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -189,6 +191,7 @@ class Decoder:
     """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
+    qkv_scale: ClassVar[bool] = True  # of one fused matrix
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -227,6 +230,8 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        if not cls.headless and not all((*c.n_head, *c.n_head_kv)):
+            yield "attention.head_count and attention.head_count_kv must be at least 1"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
 
@@ -292,7 +297,7 @@ class Decoder:
         n_head, n_head_kv = c.n_head[il], c.n_head_kv[il]
         widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
         if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
-            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias)
+            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias, scale=cls.qkv_scale)
             if cls.qkv_fused is None and cls.qkv_bias is None and "attn_qkv.bias" not in has:
                 for role, width in widths.items():  # converters have left separate biases beside a fused matrix
                     yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)

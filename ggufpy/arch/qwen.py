@@ -89,7 +89,13 @@ class Qwen3TTS(Qwen3VL):
     """Qwen 3 TTS, the talker: an output matrix of its own knows only the last tokens, those of sound."""
 
     name = "qwen3tts"
-    tiny_variants = {"separate-output": {"tied": False, "n_vocab": N_VOCAB_TALKER + 64}}
+    tiny = {"n_vocab": N_VOCAB_TALKER + 64}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if c.n_vocab < N_VOCAB_TALKER:
+            yield f"tokenizer.ggml.tokens: expected {N_VOCAB_TALKER} or more, found {c.n_vocab}"
 
     @classmethod
     def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
