@@ -295,7 +295,7 @@ class Session:
         positions = g.input(GGMLType.I32, n_tokens, name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
         caches = [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.n_swa else "")
+            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
             for cache, placement in zip(self._memory.caches, placements, strict=True)
         ]
         inputs = GraphInputs(

@@ -22,13 +22,15 @@ NO_WEIGHTS = [GGMLType[name] for name in "I8 I16 I32 I64 F64 Q8_1 Q8_K".split()]
 class TensorSpec:
     """One tensor of a model: its name in the file, its shape (ggml order), and whether a file may lack it.
 
-    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked.
+    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked; `or_shape` is another
+    shape that a file may choose.
     """
 
     name: str
     shape: tuple[int, ...]
     optional: bool = False
     indexed: bool = False
+    or_shape: tuple[int, ...] = ()
 
 
 def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:
@@ -40,8 +42,9 @@ def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:
         if info is None:
             if not spec.optional:
                 faults.append(f"{spec.name}: missing, expected {expected}")
-        elif _unpadded(spec.shape) != _unpadded(found := info.shape[::-1]):
-            faults.append(f"{spec.name}: expected {expected}, file has {list(found)}")
+        elif _unpadded(found := info.shape[::-1]) not in (_unpadded(spec.shape), _unpadded(spec.or_shape)):
+            other = f" or {list(spec.or_shape)}" if spec.or_shape else ""
+            faults.append(f"{spec.name}: expected {expected}{other}, file has {list(found)}")
         elif 0 in spec.shape:
             faults.append(f"{spec.name}: {expected} has no elements")
         else:
