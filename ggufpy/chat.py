@@ -109,8 +109,9 @@ def _defused(text: str, guarded: Sequence[str], stand_ins: Mapping[int, int]) ->
             text = text.replace(token, broken(token))
     longest = max(map(len, guarded))
     for start in range(max(0, len(text) - longest + 1), len(text)):
-        if any(token.startswith(text[start:]) for token in guarded):
-            return text[:start] + broken(text[start:])
+        end = text[start:]
+        if not end.isalnum() and any(token.startswith(end) for token in guarded):  # a word is not a forgery: "system"
+            return text[:start] + broken(end)
     return text
 
 
@@ -125,7 +126,8 @@ def _render(
     import jinja2
 
     try:
-        given = {"documents": None, **_plain(variables, said), "messages": _conversation(_plain(messages, said))}
+        given: dict[str, Any] = {"documents": None, "messages": _conversation(_plain(messages, said))}
+        given |= {name: _plain(value, said) for name, value in variables.items()}
         pieces, size = [], 0
         for piece in _compiled(template).generate({**tokens, **given}):
             pieces.append(piece)

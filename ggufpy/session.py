@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufpy.arch import Config, Decoder
-from ggufpy.arch.decoder import GraphInputs, Rope
+from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
 from ggufpy.backend import Backend, Scheduler, physical_cores
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError
 from ggufpy.gguf import GGMLType
@@ -97,6 +97,7 @@ class _Run:
     tokens: Tensor
     positions: Tensor
     out_ids: Tensor | None
+    derived: list[tuple[Tensor, FromPositions]]
     caches: list[KVInputs]
     logits: Tensor | None
     in_place: FloatArray | None  # the logits' memory, where the host can see it
@@ -273,7 +274,9 @@ class Session:
         if run is None or run.key != key:
             run = self._build(key, n_tokens, n_outputs, placements)
         run.tokens.set(ubatch.tokens)
-        run.positions.set(ubatch.positions)
+        run.positions.set(_planes(ubatch.positions, self._arch.n_planes(self._config)))
+        for tensor, values in run.derived:
+            tensor.set(values(ubatch.positions))
         if run.out_ids is not None:
             run.out_ids.set(ubatch.out_ids)
         for cache, placement in zip(run.caches, placements, strict=True):
@@ -292,7 +295,7 @@ class Session:
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
-        positions = g.input(GGMLType.I32, n_tokens, name="inp_pos")
+        positions = g.input(GGMLType.I32, n_tokens * self._arch.n_planes(self._config), name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
         caches = [
             KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
@@ -312,11 +315,13 @@ class Session:
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
         logits = self._arch(inputs).build()
+        for tensor in (positions, *(tensor for tensor, _ in inputs.derived)):
+            graph.expand(tensor)  # so that it has memory even where no node uses it
         if logits is not None:
             g.output(logits)
         self._scheduler.alloc(graph)
         in_place = logits.numpy_view() if logits is not None and len(self._backends) == 1 else None
-        self._run = _Run(key, g, graph, tokens, positions, out_ids, caches, logits, in_place)
+        self._run = _Run(key, g, graph, tokens, positions, out_ids, inputs.derived, caches, logits, in_place)
         return self._run
 
     # ------------------------------------------------------------------------------------------------------- memory
@@ -494,6 +499,11 @@ def _cut_evenly(pieces: list[_Piece], seq_ids: list[int], limit: int) -> Iterato
         yield [_Piece(piece.part, piece.start, piece.start + n) for piece in chosen]
         rest = {piece.part: _Piece(piece.part, piece.start + n, piece.stop) for piece in chosen}
         left = [piece for old in left if (piece := rest.get(old.part, old)).start < piece.stop]
+
+
+def _planes(positions: IntArray, n: int) -> IntArray:
+    """Return text's positions as the graph takes them: one for each token, or four planes of which the last is 0."""
+    return positions if n == 1 else np.concatenate([positions] * 3 + [np.zeros_like(positions)])
 
 
 def _pad(n: int) -> int:

@@ -7,8 +7,9 @@ such that every tensor moves the logits. It needs no model and no network.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from ggufpy import arch
 from ggufpy.arch import Config, Decoder, TensorSpec
+from ggufpy.arch.config import REQUIRED
 from ggufpy.gguf import GGMLType, GGUFWriter
 from ggufpy.types import quantize
 
@@ -30,44 +32,106 @@ MERGES = [
 ]  # fmt: skip
 CONTROL, NORMAL = 3, 1
 SHAPE: dict[str, Any] = {
-    "n_ctx_train": 1024, "n_embd": 128, "n_layer": 3, "n_ff": 192, "n_head": 4, "n_head_kv": 2, "norm_rms_eps": 1e-5,
+    "n_ctx_train": 1024, "n_embd": 128, "n_layer": 3, "n_ff": 192, "n_head": 4, "n_head_kv": 2,
 }  # fmt: skip
 K_QUANT_SHAPE = {"n_embd": 256, "n_ff": 512}
+VALUES: dict[str, Any] = {
+    "norm_rms_eps": 1e-5, "norm_eps": 1e-5, "clamp_kqv": 0.7, "attn_temperature_scale": 0.3, "yarn_beta_fast": 8.0,
+    "yarn_beta_slow": 2.0, "rope_yarn_log_mul": 0.7, "attention_scale": 0.25, "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 5.0, "logit_scale": 1.5, "residual_scale": 0.5, "embedding_scale": 3.0,
+    "rope_finetuned": False, "rope_sections": [4, 6, 6, 0], "rope_scaling_alpha": 50.0, "max_alibi_bias": 4.0,
+}  # fmt: skip
+"""Values that change the logits, for keys that some architectures read."""
+BESIDE: dict[str, dict[str, Any]] = {
+    "attn_temperature_scale": {"n_ctx_orig_yarn": 8},
+    "yarn_beta_fast": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
+    "yarn_beta_slow": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
+    "rope_yarn_log_mul": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
+}
+"""What such a key needs beside it."""
+TYPES = ("f16", "q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4")
+EVERY_TYPE = ("llama", "qwen2", "qwen3", "gemma3")
+"""Architectures that are tried with every type; the others share them out."""
 
 
 def variants(name: str) -> dict[str, dict[str, Any]]:
     """List the variants of an architecture that change its graph: a label and the keywords for `write_tiny_model`."""
     declaration = arch.find(name)
+    table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
+    optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
+    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": 4}, "one-kv-head": {"n_head_kv": 1}}
+    if declaration.tie is None:
+        found["separate-output"] = {"tied": False}
+    if "bias" in optional or declaration.head_bias is None:
+        found["biases"] = {"bias": True, "tied": False}
+    if declaration.qkv_fused is None:
+        found["fused"] = {"fused_qkv": True}
+        if declaration.qkv_bias is None:
+            found["fused-biases"] = {"fused_qkv": True, "bias": True}
+            found["fused-separate-biases"] = {"fused_qkv": True, "separate_bias": True}
+    if "scale" in optional:
+        found["scales"] = {"scale": True, "bias": True}
+    for variants_of in (_rope_variants, _window_variants, _expert_variants):
+        found |= variants_of(declaration)
+    for field, default in declaration.keys.items():
+        if field in VALUES and default is not REQUIRED:
+            found[field.replace("_", "-")] = {field: VALUES[field], **BESIDE.get(field, {})}
+    if declaration.nextn:
+        found["nextn"] = {"n_layer": 4, "n_layer_nextn": 1}
+    if name == "llama":
+        keys = {"llama.attention.scale": 0.25, "llama.expert_weights_scale": 2.0}
+        found["ignored-keys"] = {"extra": keys}
+    for type in TYPES if name in EVERY_TYPE else (TYPES[zlib.crc32(name.encode()) % len(TYPES)],):
+        found[type] = {"type": type}
+    found |= {label: dict(variant) for label, variant in declaration.tiny_variants.items() if variant is not None}
+    return {label: v for label, v in found.items() if declaration.tiny_variants.get(label, v) is not None}
+
+
+def _rope_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
+    if declaration.rope is None:
+        return {}
     found: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "separate-output": {"tied": False},
-        "biases": {"bias": True},
-        "fused": {"fused_qkv": True},
-        "fused-biases": {"fused_qkv": True, "bias": True},
-        "scales": {"scale": True, "bias": True},
-        "no-gqa": {"n_head_kv": 4},
-        "one-kv-head": {"n_head_kv": 1},
         "linear": {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
         "yarn": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "no-scaling": {"rope_scaling_type": "none", "rope_scaling_factor": 4.0},
-        "ignored-keys": {"extra": {f"{name}.attention.scale": 0.25, f"{name}.expert_weights_scale": 2.0}},
     }
-    if declaration.rope_factors:
+    if declaration.partial_rope:
+        found["partial-rope"] = {"n_rot": 16}
+    if declaration.rope_factors in ("freqs", "scaling"):
         found["rope-factors"] = {"rope_factors": True}
-        found["longrope"] = {"rope_scaling_type": "longrope", "rope_factors": True, "n_ctx_orig_yarn": 2048}
-        found["longrope-long"] = {"rope_scaling_type": "longrope", "rope_factors": True, "n_ctx_orig_yarn": 64}
-    if declaration.moe:
-        found["experts"] = {"n_expert": 4, "n_expert_used": 2}
-        found["one-expert"] = {"n_expert": 4, "n_expert_used": 1}
+    if declaration.rope_factors in ("long", "scaling"):
+        longrope = {"rope_scaling_type": "longrope", "rope_factors": True, "rope_attn_factor": 1.2}
+        found["longrope"] = longrope | {"n_ctx_orig_yarn": 2048}
+        found["longrope-long"] = longrope | {"n_ctx_orig_yarn": 64}
+    return found
+
+
+def _window_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
+    if "n_swa" not in declaration.keys:
+        return {}
+    found: dict[str, dict[str, Any]] = {
+        "window": {"n_swa": 16, "n_layer": declaration.swa_period + 1},
+        "window-scaled": {"n_swa": 16, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
+        "window-no-scaling": {"n_swa": 16, "rope_scaling_type": "none", "rope_scaling_factor": 4.0},
+        "window-pattern": {"n_swa": 16, "swa_pattern": 2},
+        "window-array": {"n_swa": 24, "swa_pattern": [True, False, True]},
+    }
+    if "rope_freq_base_swa" in declaration.keys:
+        found["window-base"] = {"n_swa": 16, "rope_freq_base_swa": 500.0, "swa_pattern": 2}
+    return found
+
+
+def _expert_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
+    if not declaration.moe:
+        return {}
+    found: dict[str, dict[str, Any]] = {
+        "experts": {"n_expert": 4, "n_expert_used": 2},
+        "one-expert": {"n_expert": 4, "n_expert_used": 1},
+    }
+    if declaration.expert_optional("gate"):
         found["ungated-experts"] = {"n_expert": 4, "n_expert_used": 2, "gated": False, "scale": True}
-    if "n_swa" in declaration.keys:
-        found["window"] = {"n_swa": 16, "n_layer": declaration.swa_period + 1}
-        found["window-base"] = {"n_swa": 16, "n_layer": 3, "rope_freq_base_swa": 500.0, "swa_pattern": 2}
-        found["window-array"] = {"n_swa": 24, "n_layer": 3, "swa_pattern": [True, False, True]}
-    if "final_logit_softcapping" in declaration.keys:
-        found["softcap"] = {"final_logit_softcapping": 5.0}
-    for type in ("f16", "q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4"):
-        found[type] = {"type": type}
+    if "n_ff_shexp" in declaration.keys:
+        found["shared-expert"] = {"n_expert": 4, "n_expert_used": 2, "n_ff_shexp": 64}
     return found
 
 
@@ -80,6 +144,7 @@ def write_tiny_model(
 
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
+    separate_bias True writes three biases beside that matrix
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
@@ -93,7 +158,7 @@ def write_tiny_model(
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
     kind = GGMLType[type.upper()]
-    shape = SHAPE | (K_QUANT_SHAPE if kind.block_size > 32 else {}) | variant
+    shape = _shape(declaration) | (K_QUANT_SHAPE if kind.block_size > 32 else {}) | variant
     metadata = _metadata(declaration, shape, switches)
     config = declaration.config(metadata)
     writer = GGUFWriter(path)
@@ -110,12 +175,18 @@ def write_tiny_model(
     return Path(path)
 
 
-_SWITCHES = {"tied", "bias", "fused_qkv", "scale", "rope_factors", "gated", "swa_pattern", "extra"}
+_SWITCHES = {"tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "swa_pattern", "extra"}
+
+
+def _shape(declaration: type[Decoder]) -> dict[str, Any]:
+    """Return the fields every small model of an architecture has."""
+    required = {"norm_rms_eps" if declaration.norm == "rms" else "norm_eps": REQUIRED, **declaration.keys}
+    return SHAPE | {f: VALUES[f] for f, default in required.items() if default is REQUIRED} | dict(declaration.tiny)
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
     keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
-    metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": f"tiny {declaration.name}"}
+    metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
         metadata[f"{declaration.name}.{keys[field]}"] = value
     if "swa_pattern" in switches:
@@ -135,6 +206,10 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
 def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
     fused = [f"blk.{il}.attn_qkv.weight" for il in range(config.n_layer)] if switches.get("fused_qkv") else []
+    for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
+        for spec in (*declaration.layer_tensors(config, 0, ()), *_nextn(config.n_embd)):
+            if not spec.optional:
+                yield replace(spec, name=f"blk.{il}.{spec.name}")
     for spec in declaration.tensors(config, fused):
         name = spec.name
         if not spec.optional:
@@ -143,8 +218,8 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
             if not switches.get("tied", True):
                 yield spec
         elif name.endswith(".bias"):
-            separate_beside_fused = fused and any(f".attn_{role}." in name for role in "qkv")
-            if switches.get("bias") and not separate_beside_fused:
+            beside_fused = fused and any(f".attn_{role}." in name for role in "qkv")
+            if switches.get("separate_bias" if beside_fused else "bias"):
                 yield spec
         elif name.endswith(".scale"):
             exists = switches.get("gated", True) or "ffn_gate_exps" not in name
@@ -155,6 +230,12 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
                 yield spec
         elif switches.get("gated", True):
             yield spec
+
+
+def _nextn(n_embd: int) -> tuple[TensorSpec, ...]:
+    """List what a block that guesses a further token has beside a layer's tensors."""
+    norms = (TensorSpec(f"nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm"))
+    return TensorSpec("nextn.eh_proj.weight", (2 * n_embd, n_embd)), *norms
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:

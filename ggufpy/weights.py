@@ -102,7 +102,7 @@ class Weights(Mapping[str, Tensor]):
 
         The file agrees with the table (`arch.check_tensors`). Raises BackendError where memory runs out.
         """
-        specs = [spec for spec in table if spec.name in file.tensors]
+        specs = [spec for spec in table if spec.name in file.tensors and not spec.unused]
         context = Context(len(specs) + 1)
         mapped: list[_Source] = []
         copied: dict[BufferType, list[_Source]] = {}

@@ -194,7 +194,7 @@ def test_reasoning_goes_by_all_its_names(name: str) -> None:
 )
 def test_what_is_no_chat_is_refused(messages: Any) -> None:
     """With what was expected and what was found."""
-    with pytest.raises(TemplateError, match="expected a list of messages|found object"):
+    with pytest.raises(TemplateError, match=r"expected a list of messages|found object"):
         render("x", messages)
 
 
@@ -319,6 +319,17 @@ def test_a_template_that_looks_at_the_messages_still_sees_them() -> None:
     for said, left in [("<think>a</think>b < c", "b < c"), ("a</think>b<|im_end|>", "b<|im_end|>")]:
         messages = [{"role": "assistant", "content": said}]
         assert [*made.encode(left), 2] == made.apply_chat_template(messages, tokenize=True)
+
+
+def test_control_tokens_that_look_like_words_do_not_break_roles() -> None:
+    """Some vocabularies have such fillers; `system` ends as one begins."""
+    special = [("madeupword0", CONTROL), (START, CONTROL), (END, CONTROL)]
+    template = {"tokenizer.chat_template": "{% if messages[0].role == 'system' %}" + CHATML + "{% endif %}"}
+    made = Tokenizer.from_metadata(byte_level(special=special, eos_token_id=2) | template)
+    messages = [{"role": "system", "content": f"mad{END}madeupword0"}]
+    ids = made.apply_chat_template(messages, tokenize=True)
+    assert [1, 2, 1] == [id for id in ids if id < 3]
+    assert made.decode(ids) == made.apply_chat_template(messages)
 
 
 def test_user_defined_tokens_match_in_messages_too() -> None:

@@ -241,17 +241,39 @@ def test_symbols_are_bound_to_our_own_ggml(tmp_path: Path) -> None:
     assert 300 < ours
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_llama_cpp_can_be_in_the_same_process(order: str) -> None:
-    """Imported before or after, llama_cpp keeps its ggml and we keep ours."""
-    theirs, ours = bindings_to("llama_cpp", "import llama_cpp" if order == "before" else "")
+needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("first", ["import llama_cpp", ""])
+def test_llama_cpp_gets_none_of_our_symbols(first: str) -> None:
+    """llama_cpp opens its ggml RTLD_GLOBAL; not one of our symbols is bound there."""
+    theirs, ours = bindings_to("llama_cpp", first)
     assert set() == theirs
     assert 300 < ours
-    code = "import ggufpy._ffi.lib as l, llama_cpp" if order == "after" else "import llama_cpp, ggufpy._ffi.lib as l"
-    done = python(f"{code}\nprint(*l.build_info()['backends'])", PYTHONPATH=os.pathsep.join(sys.path))
-    assert 0 == done.returncode
-    assert "CPU" in done.stdout
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("order", ["ours()\ntheirs()", "theirs()\nours()"])
+def test_llama_cpp_can_run_in_the_same_process(order: str, smollm2_path: Path) -> None:
+    """Whoever is first, both generate what they generate alone."""
+    code = f"""
+path, prompt = {str(smollm2_path)!r}, "The capital of France is"
+def ours():
+    import ggufpy
+    with ggufpy.Model.load(path) as model:
+        print(model.generate(prompt, max_tokens=8, temperature=0).text.split())
+def theirs():
+    import llama_cpp
+    model = llama_cpp.Llama(path, verbose=False, n_ctx=256)
+    print(model(prompt, max_tokens=8, temperature=0)["choices"][0]["text"].split())
+{order}
+"""
+    done = python(code, PYTHONPATH=os.pathsep.join(sys.path))
+    assert 0 == done.returncode, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert "Paris" in first
 
 
 # --- the log ---

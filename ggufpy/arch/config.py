@@ -2,7 +2,8 @@
 
 This file owns the keys that architectures share and the reading of them. It knows no tensors and no graph.
 Field names are llama.cpp's `hparams` names, key names are GGUF's without the architecture's prefix. An architecture
-says which of the optional fields it reads, and with what default: `{"norm_rms_eps": REQUIRED, "n_swa": 0}`.
+says which of the optional fields it reads, and with what default: `{"norm_rms_eps": REQUIRED, "n_swa": 0}`. A default
+may be a function of the fields that all architectures read, given by name.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Config:
     rope_attn_factor: float = _always("rope.scaling.attn_factor", 1.0)
     n_ctx_orig_yarn: int = _always("rope.scaling.original_context_length", None, low=1)
 
+    n_layer_nextn: int = _always("nextn_predict_layers", 0, high=MAX_LAYERS)
     n_expert_groups: int = _always("expert_group_count", 0, high=MAX_EXPERTS)
     n_group_used: int = _always("expert_group_used_count", 0, high=MAX_EXPERTS)
     is_swa: tuple[bool, ...] = _derived(())
@@ -121,7 +123,6 @@ class Config:
     expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
     expert_weights_norm: bool = _asked("expert_weights_norm", False)
     expert_gating_func: int = _asked("expert_gating_func", 0, high=4)
-    n_layer_nextn: int = _asked("nextn_predict_layers", 0, high=MAX_LAYERS)
 
     @classmethod
     def from_gguf(
@@ -136,24 +137,27 @@ class Config:
         """Read the keys of the file's architecture; `asked` maps the optional fields it reads to their defaults.
 
         `swa_pattern` is the architecture's pattern of windows where the file has none: of each run of that many layers
-        the last one sees everything, or the first if the second item says so. `check` yields what else the architecture finds wrong. Raises one GGUFError that
-        lists every key that is missing, mistyped or out of range.
+        the last one sees everything, or the first if the second item says so. `check` yields what else the architecture
+        finds wrong. Raises one GGUFError that lists every key that is missing, mistyped or out of range.
         """
         architecture = metadata["general.architecture"]
         reader = _Reader(metadata, architecture)
         values: dict[str, Any] = {"architecture": architecture, "n_vocab": reader.n_vocab()}
-        n_layer = values["n_layer"] = reader.read(Key("block_count", low=1, high=MAX_LAYERS), int, REQUIRED) or 1
+        n_block = values["n_layer"] = reader.read(Key("block_count", low=1, high=MAX_LAYERS), int, REQUIRED) or 1
         for f in fields(cls):
             key: Key | None = f.metadata.get("key")
             if key is None or f.name == "n_layer" or (f.metadata.get("asked") and f.name not in asked):
                 continue
             default = asked.get(f.name, f.default)
+            if callable(default):
+                default = default(values)
             kind = _kind(f.type)
             if key.per_layer or key.count:
-                values[f.name] = reader.read_several(key, kind, default, key.count or n_layer)
+                values[f.name] = reader.read_several(key, kind, default, key.count or n_block)
             else:
                 values[f.name] = reader.read(key, kind, default)
         _derive(values, reader, swa_pattern)
+        _leave_out_nextn(values, reader)
         config = cls(**values)
         faults = reader.faults or list(check(config) if check else ())
         if faults:
@@ -210,7 +214,7 @@ class _Reader:
             self.fault(key.name, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
         elif key.choices and value not in key.choices:
             self.fault(key.name, "one of " + ", ".join(key.choices), value)
-        elif isinstance(value, (int, float)) and not (key.low <= value <= key.high or value == 0 and key.zero_is_off):
+        elif isinstance(value, (int, float)) and not (key.low <= value <= key.high or (value == 0 and key.zero_is_off)):
             limit = f"at most {kind(key.high)}" if value > key.high else f"at least {kind(key.low)}"
             self.fault(key.name, limit, value)
         else:
@@ -258,6 +262,19 @@ def _check_groups(values: dict[str, Any], reader: _Reader) -> None:
         reader.fault("expert_group_count", f"groups of equal size of {n_expert} experts, two at least in each", n)
     elif n > 1 and not 0 < n_used < n:
         reader.fault("expert_group_used_count", f"1 to {n - 1}", n_used)
+
+
+def _leave_out_nextn(values: dict[str, Any], reader: _Reader) -> None:
+    """Forget the last blocks, which serve to guess further tokens."""
+    n_nextn = values["n_layer_nextn"]
+    if n_nextn:
+        values["n_layer"] -= n_nextn
+        if values["n_layer"] < 1:
+            reader.fault("nextn_predict_layers", "less than block_count", n_nextn)
+        for f in fields(Config):
+            if getattr(f.metadata.get("key"), "per_layer", False) and values.get(f.name):
+                values[f.name] = values[f.name][:-n_nextn]
+        values["is_swa"] = values["is_swa"][:-n_nextn]
 
 
 def _window_layers(

@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.tensors import TensorSpec
+from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
-__all__ = ["ALIBI_8", "CLAMP_MIN", "NEOX", "NORM", "Attention", "Decoder", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt"]
+__all__ = [
+    "ALIBI_8", "CLAMP_MIN", "IMROPE", "MROPE", "NEOX", "NORM",
+    "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
+]  # fmt: skip
 
 NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
+MROPE, IMROPE = 8, 40  # as NEOX, by four positions a token: in sections of a head, or interleaved
 PREC_F32 = 10
 HINT_HADAMARD = 1
 ALIBI_8 = 8.0
@@ -35,6 +41,7 @@ MIN_F16 = 6.103515625e-5
 Presence = bool | None
 """Whether a file has something: True always, False never, None as it likes."""
 Has = Collection[str]
+FromPositions = Callable[[npt.NDArray[np.int32]], npt.NDArray[Any]]
 
 
 def f32(x: float) -> float:
@@ -85,7 +92,8 @@ class Rope:
 
 
 def _mscale(stretch: np.float32, log: np.float32, m: np.float32) -> np.float32:
-    return np.float32(1.0) if stretch <= 1 else np.float32(0.1) * m * log + np.float32(1.0)
+    scale: np.float32 = np.float32(0.1) * m * log + np.float32(1.0)
+    return np.float32(1.0) if stretch <= 1 else scale
 
 
 class Attention(Protocol):
@@ -112,9 +120,11 @@ class GraphInputs:
     flash_attn: bool
     use_long_factors: bool
     tokens: Tensor  # i32 [n_tokens]
-    positions: Tensor  # i32 [n_tokens]
+    positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
+    """Further inputs that a graph made, and how their values follow from the tokens' positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,14 @@ class Decoder:
     """With a window: of each run of that many layers the last one sees everything (or the first: `swa_dense_first`), if
     the file does not say otherwise; None if it has to say it for each layer."""
     swa_dense_first: ClassVar[bool] = False
+    swa_scaled: ClassVar[bool] = False
+    """Windowed layers rotate with the file's base and scale too, unless it has a base for them."""
+    partial_rope: ClassVar[bool] = False
+    """`rope.dimension_count` may be less than a head's width."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Tensors that files may bring for other uses than logits."""
+    nextn: ClassVar[bool] = False
+    """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
     # --- tensors and steps
     norm: ClassVar[str] = "rms"  # or "layer"
     norm_weight: ClassVar[bool] = True
@@ -167,8 +185,10 @@ class Decoder:
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
     head_bias: ClassVar[Presence] = False
     rope: ClassVar[int | None] = NORM
-    rope_factors: ClassVar[bool] = False
-    """The file may bring `rope_freqs` (or long and short factors)."""
+    rope_factors: ClassVar[str] = ""
+    """Frequencies' factors that a file may bring: "freqs", "long" (and short ones), or "scaling": as its type says."""
+    no_rope_step: ClassVar[int] = 0
+    """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
     output_bias: ClassVar[Presence] = False
@@ -186,6 +206,12 @@ class Decoder:
     ffn_scale: ClassVar[bool] = True
     activation: ClassVar[str] = "silu"  # of the gate, or of up where there is no gate
     moe: ClassVar[Moe | None] = None
+    prec_f32: ClassVar[bool] = False
+    """The last matrices of attention and FFN add up in single precision on all devices."""
+    tiny: ClassVar[Mapping[str, Any]] = {}
+    """Fields of `Config` that small models for tests need otherwise than usual (testing.py)."""
+    tiny_variants: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {}
+    """Variants that tests need beyond those that follow from the rest; None for one that does not apply."""
     crop: ClassVar[str] = "early"
     """Where unwanted rows are dropped: "early" in the last layer, "late" before the last norm, "last" after it."""
 
@@ -196,21 +222,25 @@ class Decoder:
         """Read and check the hyper-parameters; one GGUFError lists all faults."""
         eps = {"norm_rms_eps": REQUIRED} if cls.norm == "rms" else {"norm_eps": REQUIRED}
         pattern = (cls.swa_period, cls.swa_dense_first)
-        return Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=cls.faults, path=path)
+        config = Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=cls.check, path=path)
+        return cls.adjust(config)
 
     @classmethod
-    def faults(cls, c: Config) -> Iterator[str]:
+    def check(cls, c: Config) -> Iterator[str]:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
-        yield from cls.check(c)
+        if c.n_embd_head_k != c.n_embd_head_v:
+            yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
+            yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
         if cls.moe and cls.moe.required and not c.n_expert:
             yield "expert_count: the key is missing or 0"
         if cls.moe and c.n_expert and not cls.moe.gating and c.expert_gating_func not in GATING:
             yield "expert_gating_func: the key is missing or 0"
 
     @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        """Yield what this architecture finds wrong."""
-        yield from ()
+    def adjust(cls, c: Config) -> Config:
+        """Change what this architecture takes in another way than the keys say."""
+        return c
 
     @classmethod
     def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
@@ -224,14 +254,23 @@ class Decoder:
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
         if cls.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
-        if cls.rope_factors:
-            names = ("rope_factors_long", "rope_factors_short") if c.rope_scaling_type == "longrope" else ("rope_freqs",)
-            for name in names:
-                yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
+        for name in cls.factor_names(c):
+            yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
+        nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
+        blocks = tuple(f"blk.{il}." for il in nextn)
+        yield from (TensorSpec(name, (), unused=True) for name in has if name in cls.ignored or name.startswith(blocks))
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
             for spec in cls.layer_tensors(c, il, names_here):
-                yield TensorSpec(f"blk.{il}.{spec.name}", spec.shape, spec.optional)
+                yield replace(spec, name=f"blk.{il}.{spec.name}")
+
+    @classmethod
+    def factor_names(cls, c: Config) -> tuple[str, ...]:
+        """Name the tensors of frequencies' factors that a file may have."""
+        kind = cls.rope_factors
+        if kind == "scaling":
+            kind = "long" if c.rope_scaling_type == "longrope" else "freqs"
+        return {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
 
     @classmethod
     def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
@@ -347,15 +386,24 @@ class Decoder:
     def __init__(self, inputs: GraphInputs) -> None:
         self.inputs = inputs
         self.g, self.graph, self.c, self.w = inputs.g, inputs.graph, inputs.config, inputs.weights
+        self.q_scale: Tensor | None = None
 
     def named(self, x: Tensor, name: str, il: int = -1) -> Tensor:
         """Give a node llama.cpp's name."""
         x.name = f"{name}-{il}" if il >= 0 else name
         return x
 
+    def input(self, name: str, type: GGMLType, *ne: int, values: FromPositions) -> Tensor:
+        """Make a further input of the graph, whose values follow from the tokens' positions."""
+        x = self.g.input(type, *ne, name=name)
+        self.inputs.derived.append((x, values))
+        return x
+
     def linear(self, x: Tensor, role: str, *, bias_first: bool = False) -> Tensor:
         """Multiply by a weight; apply its scale and bias where the file has them."""
         y = self.g.mul_mat(self.w[f"{role}.weight"], x)
+        if self.prec_f32 and role.endswith(("attn_output", "ffn_down")):
+            self.g.prec_set_acc(y, PREC_F32)
         scale, bias = self.w.get(f"{role}.scale"), self.w.get(f"{role}.bias")
         if scale is not None and not bias_first:
             y = self.g.mul(y, scale)
@@ -547,21 +595,52 @@ class Decoder:
         if self.qk_norm == "rotated":
             q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
             k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
-        return q, k
+        return self.tempered(q, il), k
+
+    def tempered(self, q: Tensor, il: int) -> Tensor:
+        """Scale the queries by their positions, where the architecture does."""
+        if not self.temperature(self.c, il):
+            return q
+        if self.q_scale is None:
+            scale, length, offset = (np.float32(x) for x in self.temperature(self.c, il))
+
+            def values(positions: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+                steps = np.floor((positions.astype(np.float32) + offset) / length).astype(np.float64)
+                scales: npt.NDArray[np.float32] = (np.log(steps + 1.0) * float(scale) + 1.0).astype(np.float32)
+                return scales.reshape(-1, 1, 1)
+
+            self.q_scale = self.input("inp_attn_scale", GGMLType.F32, 1, 1, q.ne[2], values=values)
+        return self.g.mul(q, self.q_scale)
+
+    @classmethod
+    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
+        """Return s, length and offset of a layer's scaling by log(floor((position + offset) / length) + 1) s + 1."""
+        return ()
 
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         """Say whether a layer's queries and keys know their positions."""
-        return cls.rope is not None
+        return cls.rope is not None and not (cls.no_rope_step and (il + 1) % cls.no_rope_step == 0)
+
+    @classmethod
+    def rope_mode(cls, c: Config) -> int | None:
+        """Return the kind of rotation; sections in the file of a NORM or NEOX architecture make it MROPE."""
+        return MROPE if cls.rope in (NORM, NEOX) and min(c.rope_sections[:2], default=0) > 0 else cls.rope
+
+    @classmethod
+    def n_planes(cls, c: Config) -> int:
+        """Return how many positions a token has; of four, text uses the first three alike and leaves the last 0."""
+        return 4 if cls.rope_mode(c) in (MROPE, IMROPE) else 1
 
     def rotate(self, x: Tensor, il: int) -> Tensor:
-        """Rotate heads by their positions (ggml_rope_ext)."""
-        assert self.rope is not None
-        r = self.rope_of(il)
-        return self.g.rope_ext(
-            x, self.inputs.positions, self.factors(il), self.n_rot(il), self.rope, r.n_ctx_orig, r.freq_base,
-            r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow,
-        )  # fmt: skip
+        """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi)."""
+        mode, r = self.rope_mode(self.c), self.rope_of(il)
+        assert mode is not None
+        scaling = r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
+        at, factors, n = self.inputs.positions, self.factors(il), self.n_rot(il)
+        if mode in (MROPE, IMROPE):
+            return self.g.rope_multi(x, at, factors, n, self.c.rope_sections, mode, *scaling)
+        return self.g.rope_ext(x, at, factors, n, mode, *scaling)
 
     def n_rot(self, il: int) -> int:
         """Return how many values of a head rotate."""
@@ -573,20 +652,17 @@ class Decoder:
         if not c.is_swa[il]:
             return r
         base = f32(c.rope_freq_base_swa) if c.rope_freq_base_swa else r.freq_base
-        return Rope(
-            r.n_ctx_orig, base, self.freq_scale_swa(), r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
-        )
+        return replace(r, freq_base=base, freq_scale=self.freq_scale_swa())
 
     def freq_scale_swa(self) -> float:
-        """Return the frequency scale of windowed layers."""
-        return 1.0
+        """Return the frequency scale of windowed layers: none, or the file's whatever its type."""
+        factor = np.float32(self.c.rope_scaling_factor)
+        return float(np.float32(1.0) / factor) if self.swa_scaled and factor else 1.0
 
     def factors(self, il: int) -> Tensor | None:
         """Return the per-frequency divisors the file brings, if any."""
-        if not self.rope_factors:
-            return None
-        if self.c.rope_scaling_type != "longrope":
-            return self.w.get("rope_freqs.weight")
+        if "rope_freqs.weight" in self.w:
+            return self.w["rope_freqs.weight"]
         return self.w.get(f"rope_factors_{'long' if self.inputs.use_long_factors else 'short'}.weight")
 
     @classmethod
@@ -628,6 +704,7 @@ class Decoder:
         max_bias = self.max_alibi_bias(self.c)
         sinks = self.w.get(f"blk.{il}.attn_sinks.weight")
         if self.inputs.flash_attn:
+            keys, values = (g.cast(t, GGMLType.F16) if t.type == GGMLType.F32 else t for t in (keys, values))
             cap = f32(self.c.attn_logit_softcapping)
             cur = g.flash_attn_ext(q, keys, values, kv.mask, scale, max_bias, cap)
             g.flash_attn_ext_add_sinks(cur, sinks)

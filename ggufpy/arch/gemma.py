@@ -1,29 +1,27 @@
-"""Gemma: scaled embeddings, norms around both sublayers, GELU, and windows with a rope base of their own."""
+"""Gemma: scaled embeddings, GELU, norms around both sublayers, and windows with a rope base of their own."""
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, Decoder, f32, inv_sqrt
+from ggufpy.arch.decoder import NEOX, Decoder, Presence, f32, inv_sqrt
 
-__all__ = ["Gemma3"]
-
-N_LAYER_27B = 62
+__all__ = ["Gemma", "Gemma2", "Gemma3"]
 
 
-class Gemma3(Decoder):
-    """Gemma 3: norms of queries and keys too, and a window in five layers of six."""
+class Gemma(Decoder):
+    """Gemma 1: embeddings are scaled by the root of their width, the gate goes through GELU."""
 
-    name = "gemma3"
-    keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "final_logit_softcapping": 0.0}
-    swa_period = 6
+    name = "gemma"
+    partial_rope = True
+    tie: ClassVar[Presence] = True
     rope = NEOX
     scale_query = True
-    qk_norm = "head"
-    post_norms = ("post_attention_norm", "post_ffw_norm")
     activation = "gelu"
     ffn_scale = False
+    n_layer_27b: ClassVar[int] = 0
 
     @classmethod
     def embedding_scale(cls, c: Config) -> float:
@@ -31,5 +29,31 @@ class Gemma3(Decoder):
 
     @classmethod
     def attention_scale(cls, c: Config) -> float:
-        """Scale by the head's width; in the 27B model by the width that its heads would have without key_length."""
-        return inv_sqrt(c.n_embd // c.n_head[0] if c.n_layer == N_LAYER_27B else c.n_embd_head_k)
+        """Scale by the head's width; in the 27B models by the width that heads would have without key_length."""
+        return inv_sqrt(c.n_embd // c.n_head[0] if c.n_layer == cls.n_layer_27b else c.n_embd_head_k)
+
+
+class Gemma2(Gemma):
+    """Gemma 2: norms after the sublayers too, a window in every other layer, bounded scores and logits."""
+
+    name = "gemma2"
+    keys = {
+        "n_swa": 4096, "rope_freq_base_swa": 0.0, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+    swa_period = 2
+    swa_scaled = True
+    post_norms = ("post_attention_norm", "post_ffw_norm")
+    n_layer_27b = 46
+
+
+class Gemma3(Gemma):
+    """Gemma 3: norms of queries and keys instead of bounds, and a window in five layers of six."""
+
+    name = "gemma3"
+    keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "final_logit_softcapping": 0.0}
+    swa_period = 6
+    ignored = ("dense_2.weight", "dense_3.weight")
+    tie = None
+    qk_norm = "head"
+    post_norms = ("post_attention_norm", "post_ffw_norm")
+    n_layer_27b = 62

@@ -14,7 +14,7 @@ from ggufpy.gguf import GGMLType, GGUFFile
 __all__ = ["TensorSpec", "check_tensors"]
 
 MAX_FAULTS_SHOWN = 40
-NO_WEIGHTS = [GGMLType[name] for name in "I8 I16 I32 I64 F64 Q8_1 Q8_K".split()]
+NO_WEIGHTS = [GGMLType[name] for name in ["I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"]]
 """Types that ggml has no product for: indices, and what its kernels use among themselves."""
 
 
@@ -22,8 +22,9 @@ NO_WEIGHTS = [GGMLType[name] for name in "I8 I16 I32 I64 F64 Q8_1 Q8_K".split()]
 class TensorSpec:
     """One tensor of a model: its name in the file, its shape (ggml order), and whether a file may lack it.
 
-    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked; `or_shape` is another
-    shape that a file may choose.
+    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked, `unused` a tensor
+    that files have and no graph needs: it may have any shape and is not loaded. `or_shape` is another shape that a file
+    may choose.
     """
 
     name: str
@@ -31,13 +32,14 @@ class TensorSpec:
     optional: bool = False
     indexed: bool = False
     or_shape: tuple[int, ...] = ()
+    unused: bool = False
 
 
 def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:
     """Refuse a file whose tensors are not those of the table: one GGUFError that lists every difference."""
     specs = {spec.name: spec for spec in table}
     faults = []
-    for spec in specs.values():
+    for spec in (spec for spec in specs.values() if not spec.unused):
         info, expected = file.tensors.get(spec.name), list(spec.shape)
         if info is None:
             if not spec.optional:

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import chain, pairwise
 
 from ggufpy.tokenizer.pretokenizers import PreTokenizer, splitter
+from ggufpy.tokenizer.utf8 import decode_lenient
 from ggufpy.tokenizer.vocab import Vocabulary
 
 __all__ = ["ByteLevelBPE"]
@@ -50,11 +51,10 @@ class ByteLevelBPE:
 
     def __init__(self, vocab: Vocabulary, pre: PreTokenizer) -> None:
         self._id_of = vocab.id_of
-        self._split = splitter(pre.patterns)
+        self._split = splitter(pre.stages)
         self._ignore_merges = pre.ignore_merges
         self._merges = vocab.merges
-        # The first of two equal merges counts, so it has to be the last one put in.
-        self._ranks = dict(zip(reversed(self._merges), range(len(self._merges) - 1, -1, -1), strict=True))
+        self._ranks = _ranked(self._merges)
         self._words = _Words(self._encode_word)
 
     def encode(self, text: str) -> list[int]:
@@ -63,7 +63,7 @@ class ByteLevelBPE:
 
     def piece(self, token: bytes) -> bytes:
         """Return the bytes that a normal token stands for."""
-        text = token.decode("utf-8", "replace")
+        text = decode_lenient(token)
         try:
             return bytes(map(_BYTE_OF.__getitem__, text))
         except KeyError:
@@ -143,8 +143,16 @@ class ByteLevelBPE:
         return [symbol for symbol in symbols if symbol]
 
 
+def _ranked(merges: list[bytes]) -> dict[bytes, int]:
+    """Number the merges; of equal ones the first counts."""
+    ranks = dict(zip(merges, range(len(merges)), strict=True))
+    if len(ranks) < len(merges):
+        ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
+    return ranks
+
+
 def _byte_or_note(char: str, token: bytes) -> bytes:
     """Give the byte that `char` stands for, or llama.cpp's note that it stands for none."""
     if char in _BYTE_OF:
         return bytes([_BYTE_OF[char]])
-    return b"[UNK_BYTE_0x" + char.encode().hex().encode() + token + b"]"
+    return b"[UNK_BYTE_0x" + char.encode("utf-8", "surrogatepass").hex().encode() + token + b"]"

@@ -139,7 +139,7 @@ class Tokenizer:
             vocab = self._vocab
             if vocab.model != "gpt2" or vocab.pre is None:
                 raise TokenizerError(f"tokenizer.ggml.model: text for the model {vocab.model!r} is not supported yet")
-            if not vocab.pre.patterns:
+            if not vocab.pre.stages:
                 raise TokenizerError(f"tokenizer.ggml.pre: the pre-tokenizer {vocab.pre_name!r} is not supported yet")
             self._model = ByteLevelBPE(vocab, vocab.pre)
         return self._model

@@ -3,8 +3,8 @@
 Owns: reading and checking the `tokenizer.ggml.*` keys, llama.cpp's rules about token names, and finding special tokens
 in a text. Does not own: turning text into tokens (`bpe.py`, `tokenizer.py`).
 
-Opening a vocabulary builds no strings. The tokens are read, as bytes, when something first depends on them.
-The rules are those of llama_vocab::impl::load (llama-vocab.cpp).
+Opening a vocabulary builds no strings, unless it has byte tokens, which are checked. The tokens are read, as bytes,
+when something first depends on them. The rules are those of llama_vocab::impl::load (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Vocabulary:
         self.pre_name = facts.pre or self._text("pre")
         self.pre = self._read_pre() if facts.has_merges else None
         self.size = self._read_size()
-        self._types = self._read_types()
+        self._kinds = self._read_kinds()
         self._check_scores()
         if facts.has_merges and self.pre_name != "kimi-k2" and self._array("merges", "str") is None:
             raise TokenizerError("tokenizer.ggml.merges is missing, and this vocabulary merges by it")
@@ -215,10 +215,11 @@ class Vocabulary:
             raise TokenizerError("tokenizer.ggml.tokens: expected an array of str, found none or an empty one")
         return len(tokens)
 
-    def _read_types(self) -> list[int]:
+    def _read_kinds(self) -> dict[int, int]:
+        """Read which tokens are not normal ones."""
         types = self._array("token_type", "i32")
         self._check_length("token_type", types)
-        return [1] * self.size if types is None else _listed(types)[: self.size]
+        return {} if types is None else {id: kind for id, kind in enumerate(_listed(types)[: self.size]) if kind != 1}
 
     def _check_scores(self) -> None:
         self._check_length("scores", self._array("scores", "f32", "i32"))
@@ -248,9 +249,7 @@ class Vocabulary:
         return ids
 
     def _check_byte_tokens(self) -> None:
-        if 6 not in self._types:
-            return
-        for id, kind in enumerate(self._types):
+        for id, kind in self._kinds.items():
             if kind == 6 and not _BYTE_TOKEN.fullmatch(self.texts[id]):
                 found = repr(self.texts[id][:40])
                 raise TokenizerError(f"tokenizer.ggml.tokens[{id}]: expected a byte <0x00> to <0xFF>, found {found}")
@@ -286,7 +285,10 @@ class Vocabulary:
 
     def attr(self, id: int) -> TokenAttr:
         """Give the kind of a token, after llama.cpp's overrides."""
-        return self._names.attrs.get(id, _ATTRS.get(self._types[id], TokenAttr.UNDEFINED))
+        return self._names.attrs.get(id) or self._attr_in_file(id)
+
+    def _attr_in_file(self, id: int) -> TokenAttr:
+        return _ATTRS.get(self._kinds.get(id, 1), TokenAttr.UNDEFINED)
 
     def is_hidden(self, id: int) -> bool:
         """Tell whether the token is a control or the unknown token, which `skip_special_tokens` leaves out."""
@@ -299,7 +301,7 @@ class Vocabulary:
         attrs: dict[int, TokenAttr] = {}
 
         def attr(id: int) -> TokenAttr:
-            return attrs.get(id, _ATTRS.get(self._types[id], TokenAttr.UNDEFINED))
+            return attrs.get(id) or self._attr_in_file(id)
 
         def found(names: str) -> dict[str, int]:
             return {name: self.id_of[name.encode()] for name in names.split() if name.encode() in self.id_of}
@@ -349,15 +351,14 @@ class Vocabulary:
     @cached_property
     def specials(self) -> list[SpecialToken]:
         """The tokens that are matched as a whole: longest first, as they take precedence."""
-        overridden = self._names.attrs
-        candidates = {id for id, kind in enumerate(self._types) if kind in (2, 3, 4)} | overridden.keys()
+        candidates = self._kinds.keys() | self._names.attrs.keys()
         found = [
             SpecialToken(
                 id,
                 text=self.texts[id].decode("utf-8", "surrogateescape"),
                 control=self.is_hidden(id),
                 # Those that llama.cpp shows as if they were text (_HARMONY) still open and close messages.
-                guarded=self.is_hidden(id) or self._types[id] in (2, 3),
+                guarded=self.is_hidden(id) or bool(self._attr_in_file(id) & _HIDDEN),
             )
             for id in sorted(candidates)
             if self.attr(id) & _SPECIAL

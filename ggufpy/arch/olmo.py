@@ -1,0 +1,28 @@
+"""OLMo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ggufpy.arch.decoder import NEOX, Decoder, Rope
+
+__all__ = ["Olmo2"]
+
+
+class Olmo2(Decoder):
+    """OLMo 2 and 3: norms of the sublayers' outputs only, and of whole rows of queries and keys."""
+
+    name = "olmo2"
+    keys = {"n_swa": 0}
+    swa_period = 4
+    pre_norm = False
+    post_norms = ("post_attention_norm", "post_ffw_norm")
+    tie = False
+    rope = NEOX
+    qk_norm = "full"
+    ffn_scale = False
+
+    def rope_of(self, il: int) -> Rope:
+        """Rotate without scaling in windowed layers."""
+        r = self.inputs.rope
+        return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
