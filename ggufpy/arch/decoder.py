@@ -25,7 +25,7 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
-    "ALIBI_8", "CLAMP_MIN", "IMROPE", "MROPE", "NEOX", "NORM",
+    "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
