@@ -122,11 +122,13 @@ def _window_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
         "window": {"n_swa": 16, "n_layer": (declaration.swa_period or 2) + 1},
         "window-scaled": {"n_swa": 16, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "window-no-scaling": {"n_swa": 16, "rope_scaling_type": "none", "rope_scaling_factor": 4.0},
-        "window-pattern": {"n_swa": 16, "swa_pattern": 2},
         "window-array": {"n_swa": 24, "swa_pattern": [True, False, True]},
     }
+    if declaration.swa_period is not None:
+        found["window-pattern"] = {"n_swa": 16, "swa_pattern": 2}
     if "rope_freq_base_swa" in declaration.keys:
-        found["window-base"] = {"n_swa": 16, "rope_freq_base_swa": 500.0, "swa_pattern": 2}
+        pattern = {} if declaration.swa_period is None else {"swa_pattern": 2}
+        found["window-base"] = {"n_swa": 16, "rope_freq_base_swa": 500.0, **pattern}
     return found
 
 
@@ -176,7 +178,7 @@ def write_tiny_model(
     kind = GGMLType[type.upper()]
     shape = _shape(declaration) | variant
     if kind.block_size > 32:
-        shape |= {field: n for field, n in K_QUANT_SHAPE.items() if field in shape}
+        shape |= {field: n for field, n in K_QUANT_SHAPE.items() if field in shape or field in declaration.keys}
     metadata = _metadata(declaration, shape, switches)
     config = declaration.config(metadata)
     writer = GGUFWriter(path)
@@ -185,7 +187,8 @@ def write_tiny_model(
     rng = np.random.default_rng(seed)
     for spec in _chosen(declaration, config, switches):
         values = _values(spec, rng)
-        if len(spec.shape) > 1 and not spec.name.startswith("token_embd") and kind != GGMLType.F32:
+        is_matrix = len(spec.shape) > 1 and not spec.name.endswith(".bias")
+        if is_matrix and not spec.name.startswith("token_embd") and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)
         else:
             writer.add_tensor(spec.name, values)
@@ -208,8 +211,11 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
         metadata[f"{declaration.name}.{keys[field]}"] = value
-    if "swa_pattern" in switches:
-        metadata[f"{declaration.name}.attention.sliding_window_pattern"] = switches["swa_pattern"]
+    pattern = switches.get("swa_pattern")
+    if declaration.swa_period is None and pattern is None:
+        pattern = [il % 2 == 0 for il in range(shape["n_layer"])]
+    if pattern is not None:
+        metadata[f"{declaration.name}.attention.sliding_window_pattern"] = pattern
     return metadata | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

@@ -96,6 +96,7 @@ class Config:
     yarn_beta_slow: float = _asked("rope.scaling.yarn_beta_slow", 1.0)
     rope_yarn_log_mul: float = _asked("rope.scaling.yarn_log_multiplier", 0.0)
     rope_scaling_alpha: float = _asked("rope.scaling.alpha", 0.0)
+    rope_pattern: tuple[bool, ...] = _asked("attention.rope_pattern", (), per_layer=True)
     rope_finetuned: bool = _asked("rope.scaling.finetuned", False)
     rope_sections: tuple[int, ...] = _asked("rope.dimension_sections", (), count=4)
     attention_scale: float = _asked("attention.scale", 0.0)
@@ -205,6 +206,8 @@ class _Reader:
             if len(value) != n:
                 self.fault(key.name, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
                 return None
+            if kind is bool:  # some writers have no bools
+                value = [bool(v) if type(v) is int else v for v in value]
             return tuple(value) if all(self._fits(key, kind, v) for v in value) else None
         value = self.read(key, kind, default)
         return value if value is None or isinstance(value, tuple) else (value,) * n

@@ -58,12 +58,15 @@ class GroveMoe(Qwen3Moe):
     name = "grovemoe"
     keys = {"n_ff_exp": REQUIRED, "n_ff_chexp": 0, "expert_group_scale": REQUIRED, "n_group_experts": REQUIRED}
     moe = Moe(split_ff=True)
+    tiny_variants = {"expert-groups": None, "ungrouped": {"n_group_experts": 1}}
 
     @classmethod
     def check(cls, c: Config) -> Iterator[str]:
         yield from super().check(c)
         if c.n_expert and c.n_expert // c.n_group_experts < c.n_expert_used:
             yield f"experts_per_group {c.n_group_experts}: there are fewer groups than expert_used_count"
+        if c.n_expert_groups > 1:
+            yield f"expert_group_count {c.n_expert_groups}: the adjoint experts do not allow a choice by groups"
 
     @classmethod
     def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:

@@ -61,7 +61,7 @@ def _type_faults(spec: TensorSpec, type: GGMLType | int) -> Iterator[str]:
     """Yield what no kernel could compute with: matrices may have any type of weights, all else is f32."""
     if not isinstance(type, GGMLType):
         yield f"{spec.name}: type {type} is not supported by this ggml"
-    elif len(spec.shape) == 1 and type is not GGMLType.F32:
+    elif (len(spec.shape) == 1 or spec.name.endswith(".bias")) and type is not GGMLType.F32:
         yield f"{spec.name}: expected type f32, file has {type.label}"
     elif type in NO_WEIGHTS:
         yield f"{spec.name}: expected a type that weights have, file has {type.label}"
