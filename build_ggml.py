@@ -4,7 +4,8 @@ It owns where the ggml source comes from, how CMake is called, what the wheel's 
 failure is told: each ends the build's output with one plain paragraph. What ggml is compiled with stands in
 vendor/ggml/CMakeLists.txt, the pin in vendor/ggml/UPSTREAM.toml.
 
-Environment: CUDA, GGUFPY_PORTABLE (on or off), CMAKE_ARGS, GGUFPY_GGML_SOURCE (a folder with ggml), CC, CXX, CUDACXX.
+Environment: CUDA, GGUFPY_PORTABLE (on or off), CMAKE_ARGS, GGUFPY_GGML_SOURCE (a folder with ggml), CC, CXX; for CUDA
+CUDACXX, CUDA_HOME, CMAKE_CUDA_ARCHITECTURES; and what CMake itself reads, such as CMAKE_CXX_COMPILER_LAUNCHER.
 """
 
 from __future__ import annotations
@@ -386,6 +387,8 @@ def cmake_arguments(options: Options, source: Path, folder: Path) -> list[str]:
     if options.cuda:
         nvcc = find_nvcc()
         arguments += ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc.path}"]
+        if architectures := os.environ.get("CMAKE_CUDA_ARCHITECTURES") or os.environ.get("CUDAARCHS"):
+            arguments.append(f"-DCMAKE_CUDA_ARCHITECTURES={architectures}")
         if not nvcc.has_cublas:
             arguments.append(f"-DGGUFPY_CUBLAS={stable_link(cublas_folder(nvcc), folder / 'cublas')}")
     return [*arguments, *options.cmake_args]
