@@ -347,10 +347,12 @@ class KVInputs:
 
 def attention_mask(seen: BoolArray, bias: npt.NDArray[np.float32] | None, flash_attn: bool) -> npt.NDArray[Any]:
     """Turn what is seen into numbers to add to the scores: 0 or the bias, and -inf for the rest."""
+    mask: npt.NDArray[Any]
     if flash_attn and bias is None:  # the short way, as every token goes it
-        return ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
+        mask = ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
+        return mask
+    mask = np.where(seen, np.float32(0) if bias is None else bias, np.float32(-np.inf))
     with np.errstate(over="ignore"):  # F16 has no distances beyond 65504
-        mask = np.where(seen, np.float32(0) if bias is None else bias, np.float32(-np.inf))
         return mask.astype(np.float16) if flash_attn else mask
 
 

@@ -79,7 +79,10 @@ class Model:
             table = list(declaration.tensors(config, file.tensors))
             arch.check_tensors(file, table)
             layout = Layout.of(config.n_layer, cpu_device(), _gpus(devices, n_gpu_layers), n_gpu_layers)
-            weights = Weights.load(file, table, layout, use_mmap=use_mmap, repack=repack, progress=progress)
+            stand_ins = declaration.stand_ins
+            weights = Weights.load(
+                file, table, layout, stand_ins=stand_ins, use_mmap=use_mmap, repack=repack, progress=progress
+            )
         except BaseException:
             file.close()
             raise

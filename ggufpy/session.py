@@ -315,7 +315,7 @@ class Session:
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
         logits = self._arch(inputs).build()
-        for tensor in (positions, *(tensor for tensor, _ in inputs.derived)):
+        for tensor in (positions, *(cache.mask for cache in caches), *(tensor for tensor, _ in inputs.derived)):
             graph.expand(tensor)  # so that it has memory even where no node uses it
         if logits is not None:
             g.output(logits)

@@ -76,6 +76,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
         if declaration.qkv_bias is None:
             found["fused-biases"] = {"fused_qkv": True, "bias": True}
             found["fused-separate-biases"] = {"fused_qkv": True, "separate_bias": True}
+    for role in dict.fromkeys(role for spec in table if spec.optional and (role := _role(spec.name))):
+        found[f"without-{role}"] = {"without": role}
     if "scale" in optional:
         found["scales"] = {"scale": True, "bias": True}
     for variants_of in (_rope_variants, _window_variants, _expert_variants):
@@ -164,6 +166,7 @@ def write_tiny_model(
     fused_experts True writes the experts' gate and up as one matrix
     or_shape      True takes the second shape where a tensor may have two
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
+    without       leaves out another optional tensor, named as in a layer and without its suffix
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
 
@@ -187,8 +190,7 @@ def write_tiny_model(
     rng = np.random.default_rng(seed)
     for spec in _chosen(declaration, config, switches):
         values = _values(spec, rng)
-        is_matrix = len(spec.shape) > 1 and not spec.name.endswith(".bias")
-        if is_matrix and not spec.name.startswith("token_embd") and kind != GGMLType.F32:
+        if len(spec.shape) > 1 and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)
         else:
             writer.add_tensor(spec.name, values)
@@ -196,14 +198,19 @@ def write_tiny_model(
     return Path(path)
 
 
-_SWITCHES = {"tied", "bias", "separate_bias", "fused_qkv", "fused_experts", "scale", "rope_factors", "gated", "or_shape", "swa_pattern", "extra"}
+_SWITCHES = {
+    "tied", "bias", "separate_bias", "fused_qkv", "fused_experts", "scale", "rope_factors", "gated", "or_shape",
+    "without", "swa_pattern", "extra",
+}  # fmt: skip
 
 
 def _shape(declaration: type[Decoder]) -> dict[str, Any]:
     """Return the fields every small model of an architecture has."""
     required = {"norm_rms_eps" if declaration.norm == "rms" else "norm_eps": REQUIRED, **declaration.keys}
     experts = EXPERTS if declaration.moe and declaration.moe.required else {}
-    return SHAPE | experts | {f: VALUES[f] for f, default in required.items() if default is REQUIRED} | dict(declaration.tiny)
+    values = {**VALUES, **declaration.tiny}
+    needed = {f: values[f] for f, default in required.items() if default is REQUIRED}
+    return SHAPE | experts | needed | dict(declaration.tiny)
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +265,15 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
         elif "rope_f" in name:
             if switches.get("rope_factors"):
                 yield spec
-        elif switches.get("gated", True):
+        elif switches.get("gated", True) and _role(name) != switches.get("without", ""):
             yield spec
+
+
+def _role(name: str) -> str:
+    """Name the part of a model that an optional tensor is, unless that has a switch of its own."""
+    if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.")) or "ffn_gate_exps" in name:
+        return ""
+    return name.split(".", 2 if name.startswith("blk.") else 0)[-1].rpartition(".")[0]
 
 
 def _nextn(n_embd: int) -> tuple[TensorSpec, ...]:

@@ -94,11 +94,12 @@ class Weights(Mapping[str, Tensor]):
         table: Iterable[TensorSpec],
         layout: Layout,
         *,
+        stand_ins: Mapping[str, str] | None = None,
         use_mmap: bool = True,
         repack: bool = False,
         progress: Progress | None = None,
     ) -> Weights:
-        """Bind or copy every tensor of the table that the file has.
+        """Bind or copy every tensor of the table that the file has; `stand_ins` name what is used for one it lacks.
 
         The file agrees with the table (`arch.check_tensors`). Raises BackendError where memory runs out.
         """
@@ -122,8 +123,9 @@ class Weights(Mapping[str, Tensor]):
 
         for spec in specs:
             add(spec.name, file.tensors[spec.name], indexed=spec.indexed)
-        if "output.weight" not in tensors:
-            _tie(file, tensors, layout, repack, add)
+        for name, other in (stand_ins or {}).items():
+            if name not in tensors:
+                _stand_in(name, file.tensors[other], tensors, layout, repack, add)
         buffers = _map(file, layout.cpu, mapped)
         total = sum(source.info.nbytes for sources in copied.values() for source in sources)
         done = 0
@@ -150,14 +152,14 @@ def _values(file: GGUFFile, source: _Source) -> npt.NDArray[Any]:
     return data.reshape(*shape[:-1], -1) if dtype is None else data.view(dtype).reshape(shape)
 
 
-def _tie(
-    file: GGUFFile, tensors: dict[str, Tensor], layout: Layout, repack: bool, add: Callable[[str, TensorInfo], None]
+def _stand_in(
+    name: str, info: TensorInfo, tensors: dict[str, Tensor], layout: Layout, repack: bool, add: Callable[..., None]
 ) -> None:
-    """Use the token embeddings as the output matrix: the same tensor, or a copy where it has to lie elsewhere."""
+    """Use a tensor in another's place, too: the same one, or a copy where that has to lie elsewhere."""
     if repack or layout.output != layout.cpu:
-        add("output.weight", file.tensors["token_embd.weight"])
+        add(name, info, indexed=name == "token_embd.weight")
     else:
-        tensors["output.weight"] = tensors["token_embd.weight"]
+        tensors[name] = tensors[info.name]
 
 
 def _map(file: GGUFFile, cpu: Device, sources: list[_Source]) -> list[Buffer]:

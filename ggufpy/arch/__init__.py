@@ -39,7 +39,6 @@ def find(name: object) -> type[Decoder]:
     """Return the declaration of an architecture; UnsupportedArchitectureError names the nearest known ones."""
     if isinstance(name, str) and name in _registry():
         return _registry()[name]
-    near = difflib.get_close_matches(str(name), names(), n=3) or names()
-    raise UnsupportedArchitectureError(
-        f"general.architecture {name!r:.80} is not supported; the nearest that are: {', '.join(near[:8])}"
-    )
+    near = difflib.get_close_matches(str(name), names(), n=3)
+    known = f"the nearest that are: {', '.join(near)}" if near else f"{len(names())} are, llama among them"
+    raise UnsupportedArchitectureError(f"general.architecture {name!r:.80} is not supported; {known}")

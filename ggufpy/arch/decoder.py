@@ -178,11 +178,18 @@ class Decoder:
     norm: ClassVar[str] = "rms"  # or "layer"
     norm_weight: ClassVar[bool] = True
     norm_bias: ClassVar[Presence] = False
+    embedding_norm: ClassVar[bool] = False
+    learned_positions: ClassVar[Presence] = False
+    """Embeddings of positions are added to those of tokens."""
     pre_norm: ClassVar[bool] = True
-    ffn_norm: ClassVar[str] = "ffn_norm"
+    ffn_norm: ClassVar[str] = "ffn_norm"  # none: the FFN takes what attention takes
+    parallel: ClassVar[str] = ""
+    """Attention and FFN stand side by side: "ffn + attn" or "ffn + x" says which two are added first."""
     post_norms: ClassVar[tuple[str, str] | None] = None
     """Norms of the attention's and the FFN's output, before these are added."""
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
+    stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
+    """Tensors that a file may lack, and which are used in their place."""
     head_bias: ClassVar[Presence] = False
     rope: ClassVar[int | None] = NORM
     rope_factors: ClassVar[str] = ""
@@ -193,7 +200,9 @@ class Decoder:
     qkv_bias: ClassVar[Presence] = None
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
-    """Queries and keys are normalized: "head" or "full" row before they are rotated, "rotated" per head after that."""
+    """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
+    "full" row, or after that, by head ("rotated")."""
+    qk_norm_weight: ClassVar[Presence] = True
     sinks: ClassVar[Presence] = False
     attn_gate: ClassVar[str] = ""
     """The function ("sigmoid", "softplus") of a gate that weakens attention's output before the last matrix."""
@@ -249,6 +258,11 @@ class Decoder:
         `has` are the names a file has: they decide between forms, such as one fused or three separate q, k, v matrices.
         """
         yield TensorSpec("token_embd.weight", (c.n_embd, c.n_vocab), indexed=True)
+        if cls.learned_positions is not False:
+            optional = cls.learned_positions is None
+            yield TensorSpec("position_embd.weight", (c.n_embd, c.n_ctx_train), optional, indexed=True)
+        if cls.embedding_norm:
+            yield from cls.norm_tensors("token_embd_norm", c.n_embd)
         yield from cls.norm_tensors("output_norm", c.n_embd)
         if cls.tie is not True:
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
@@ -280,7 +294,7 @@ class Decoder:
         yield from cls.attention_tensors(c, il, has)
         if cls.post_norms:
             yield from cls.norm_tensors(cls.post_norms[0], c.n_embd)
-        if cls.pre_norm:
+        if cls.pre_norm and cls.ffn_norm:
             yield from cls.norm_tensors(cls.ffn_norm, c.n_embd)
         yield from cls.ffn_tensors(c, il, has)
         if cls.post_norms:
@@ -293,7 +307,7 @@ class Decoder:
         widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
         if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
             yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias)
-            if cls.qkv_bias is None and "attn_qkv.bias" not in has:
+            if cls.qkv_fused is None and cls.qkv_bias is None and "attn_qkv.bias" not in has:
                 for role, width in widths.items():  # converters have left separate biases beside a fused matrix
                     yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
         else:
@@ -301,9 +315,10 @@ class Decoder:
                 yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias)
         yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, cls.output_bias)
         if cls.qk_norm:
-            full = cls.qk_norm == "full"
-            yield TensorSpec("attn_q_norm.weight", (widths["q"] if full else c.n_embd_head_k,))
-            yield TensorSpec("attn_k_norm.weight", (widths["k"] if full else c.n_embd_head_k,))
+            optional = cls.qk_norm_weight is None
+            for role, n in (("q", n_head), ("k", n_head_kv)):
+                shape = {"full": (widths[role],), "heads": (c.n_embd_head_k, n)}.get(cls.qk_norm, (c.n_embd_head_k,))
+                yield TensorSpec(f"attn_{role}_norm.weight", shape, optional, f32=True)
         if cls.sinks is not False:
             yield TensorSpec("attn_sinks.weight", (n_head,), optional=cls.sinks is None)
         if cls.attn_gate:
@@ -343,7 +358,7 @@ class Decoder:
         for role, n_in, n_out in matrices:
             yield TensorSpec(f"ffn_{role}_exps.weight", (n_in, n_out, n_expert), optional=cls.expert_optional(role))
             if moe.expert_bias:
-                yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert))
+                yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert), f32=True)
             if moe.scale and role != "gate_up":
                 yield TensorSpec(f"ffn_{role}_exps.scale", (n_expert,), optional=True)
         if moe.bias is not False:
@@ -460,7 +475,12 @@ class Decoder:
         """Look up the tokens' embeddings, [n_embd, n_tokens]."""
         x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
         scale = self.embedding_scale(self.c)
-        return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
+        if scale:
+            x = self.named(self.g.scale(x, scale), "inp_scaled")
+        if self.learned_positions is not False and "position_embd.weight" in self.w:
+            positions = self.g.get_rows(self.w["position_embd.weight"], self.inputs.positions)
+            x = self.named(self.g.add(x, self.named(positions, "pos_embd")), "inpL")
+        return self.normalize(x, "token_embd_norm", "inp_norm") if self.embedding_norm else x
 
     @classmethod
     def embedding_scale(cls, c: Config) -> float:
@@ -488,12 +508,31 @@ class Decoder:
         return self.g.scale(self.g.tanh(x), f32(cap))
 
     def layer(self, x: Tensor, il: int) -> Tensor:
-        """Add attention, then the FFN, to the residual stream, [n_embd, n_tokens]."""
-        cur = self.attention(self.attention_input(x, il), il)
-        cur, x = self.wanted(il, cur, x)
+        """Add attention and the FFN to the residual stream, [n_embd, n_tokens], in turn or side by side."""
+        normed = self.attention_input(x, il)
+        cur, x, normed = self.wanted(il, self.attention(normed, il), x, normed)
+        if self.is_parallel(self.c):
+            return self.named(self.add_both(cur, x, normed, il), "l_out", il)
         h = self.add_residual(cur, x, 0, il)
-        cur = self.normalize(h, f"blk.{il}.{self.ffn_norm}", "ffn_norm", il) if self.pre_norm else h
-        return self.named(self.add_residual(self.feed_forward(cur, il), h, 1, il), "l_out", il)
+        cur = self.feed_forward(self.ffn_input(h, normed, il), il)
+        return self.named(self.add_residual(cur, h, 1, il), "l_out", il)
+
+    @classmethod
+    def is_parallel(cls, c: Config) -> bool:
+        """Say whether attention and FFN stand side by side."""
+        return bool(cls.parallel)
+
+    def add_both(self, attn: Tensor, x: Tensor, normed: Tensor, il: int) -> Tensor:
+        """Add attention's output and the FFN's to the stream that both came from."""
+        ffn = self.feed_forward(self.ffn_input(x, normed, il), il)
+        first, last = (attn, x) if self.parallel == "ffn + attn" else (x, attn)
+        return self.g.add(self.g.add(ffn, first), last)
+
+    def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
+        """Return what the FFN is made of: the stream, mostly normalized, or what attention was made of."""
+        if not self.pre_norm:
+            return h
+        return self.normalize(h, f"blk.{il}.{self.ffn_norm}", "ffn_norm", il) if self.ffn_norm else normed
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         """Return what queries, keys and values are made of."""
@@ -566,8 +605,7 @@ class Decoder:
                 parts = [g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True)]
         q, k, v = parts
         if full:
-            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
-            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+            q, k = self.normalize_qk(q, k, il)
             q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip((q, k, v), heads, strict=True))
         return q, k, v
 
@@ -586,16 +624,22 @@ class Decoder:
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         """Normalize queries and keys where the architecture does, and rotate them by their positions."""
-        blk = f"blk.{il}"
-        if self.qk_norm == "head":
-            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
-            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+        if self.qk_norm in ("head", "heads"):
+            q, k = self.normalize_qk(q, k, il)
         if self.rotates(self.c, il):
             q, k = self.rotate(q, il), self.rotate(k, il)
         if self.qk_norm == "rotated":
-            q = self.normalize(q, f"{blk}.attn_q_norm", "Qcur_normed", il)
-            k = self.normalize(k, f"{blk}.attn_k_norm", "Kcur_normed", il)
+            q, k = self.normalize_qk(q, k, il)
         return self.tempered(q, il), k
+
+    def normalize_qk(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        """Normalize queries and keys where the file has the norms' weights."""
+        q_norm, k_norm = f"blk.{il}.attn_q_norm", f"blk.{il}.attn_k_norm"
+        if f"{q_norm}.weight" in self.w:
+            q = self.normalize(q, q_norm, "Qcur_normed", il)
+        if f"{k_norm}.weight" in self.w:
+            k = self.normalize(k, k_norm, "Kcur_normed", il)
+        return q, k
 
     def tempered(self, q: Tensor, il: int) -> Tensor:
         """Scale the queries by their positions, where the architecture does."""

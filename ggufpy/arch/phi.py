@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.decoder import NEOX, Decoder
+from collections.abc import Iterator
 
-__all__ = ["Phi3"]
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
+
+__all__ = ["Phi2", "Phi3", "PhiMoE"]
 
 
 class Phi3(Decoder):
@@ -17,3 +20,41 @@ class Phi3(Decoder):
     scale_query = True
     ffn_fused = True
     ffn_scale = False
+
+
+class Phi2(Decoder):
+    """Phi 1, 1.5 and 2: LayerNorm, attention and a plain FFN side by side, biases everywhere."""
+
+    name = "phi2"
+    norm = "layer"
+    norm_bias = True
+    tie = False
+    head_bias = True
+    rope = NEOX
+    partial_rope = True
+    scale_query = True
+    output_bias = True
+    parallel = "ffn + attn"
+    ffn_norm = ""
+    ffn_gate = False
+    ffn_bias = True
+    ffn_scale = False
+    activation = "gelu"
+
+
+class PhiMoE(Phi3):
+    """Phi 3.5 MoE: experts, and biases beside the norms' weights, in attention and at the head."""
+
+    name = "phimoe"
+    norm_bias = True
+    tie = False
+    head_bias = True
+    output_bias = True
+    moe = Moe()
+    tiny = {"n_expert": 4, "n_expert_used": 2}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if not c.n_expert:
+            yield "expert_count: expected at least 1, found 0"

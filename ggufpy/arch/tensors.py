@@ -22,15 +22,16 @@ NO_WEIGHTS = [GGMLType[name] for name in ["I8", "I16", "I32", "I64", "F64", "Q8_
 class TensorSpec:
     """One tensor of a model: its name in the file, its shape (ggml order), and whether a file may lack it.
 
-    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked, `unused` a tensor
-    that files have and no graph needs: it may have any shape and is not loaded. `or_shape` is another shape that a file
-    may choose.
+    `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked, `f32` one that may
+    have no other type, as all vectors, `unused` a tensor that files have and no graph needs: it may have any shape and
+    is not loaded. `or_shape` is another shape that a file may choose.
     """
 
     name: str
     shape: tuple[int, ...]
     optional: bool = False
     indexed: bool = False
+    f32: bool = False
     or_shape: tuple[int, ...] = ()
     unused: bool = False
 
@@ -61,7 +62,7 @@ def _type_faults(spec: TensorSpec, type: GGMLType | int) -> Iterator[str]:
     """Yield what no kernel could compute with: matrices may have any type of weights, all else is f32."""
     if not isinstance(type, GGMLType):
         yield f"{spec.name}: type {type} is not supported by this ggml"
-    elif (len(spec.shape) == 1 or spec.name.endswith(".bias")) and type is not GGMLType.F32:
+    elif (spec.f32 or len(spec.shape) == 1) and type is not GGMLType.F32:
         yield f"{spec.name}: expected type f32, file has {type.label}"
     elif type in NO_WEIGHTS:
         yield f"{spec.name}: expected a type that weights have, file has {type.label}"

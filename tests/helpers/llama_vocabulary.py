@@ -49,7 +49,7 @@ class LlamaVocabulary:
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Call llama_tokenize."""
         data = text.encode() if isinstance(text, str) else text
-        ids = (llama_cpp.llama_token * (len(data) + 8))()
+        ids = (llama_cpp.llama_token * (3 * len(data) + 8))()  # a bad byte can become three tokens
         n = llama_cpp.llama_tokenize(self._vocab, data, len(data), ids, len(ids), add_special, parse_special)
         return list(ids[:n])
 

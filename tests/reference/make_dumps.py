@@ -42,7 +42,8 @@ def make(case: Case, name: str, path: Path, model: ReferenceModel, ids: list[int
         "machine": machine(),
     }
     steps = [(step, *arguments) for step, *arguments in run.steps]
-    target = FOLDER / f"{name}-{case.name.removeprefix('dump-')}.npz"
+    target = FOLDER / ("real" if name in REAL else "tiny") / f"{name}-{case.name.removeprefix('dump-')}.npz"
+    target.parent.mkdir(parents=True, exist_ok=True)
     Dump.record(target, _plain(steps), np.concatenate(run.rows), options=options, meta=meta).save()
     print(f"{target.name}: {target.stat().st_size} bytes")
 
@@ -61,7 +62,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, help="the model file; left out, its dumps stay as they are")
     parser.add_argument("--no-tiny", action="store_true", help="leave the tiny models' dumps as they are")
     arguments = vars(parser.parse_args())
-    FOLDER.mkdir(exist_ok=True)
     for name in REAL:
         if arguments[name]:
             make_all(name, arguments[name])

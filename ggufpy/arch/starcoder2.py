@@ -1,0 +1,92 @@
+"""LayerNorm with biases around a rotating attention: StarCoder 2, CodeShell, Nemotron, Jais 2, StableLM, Pocket TTS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Presence
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
+
+__all__ = ["CodeShell", "Jais2", "Nemotron", "PocketTTS", "StableLM", "StarCoder2"]
+
+
+class StarCoder2(Decoder):
+    """StarCoder 2: biases everywhere and a plain FFN with GELU."""
+
+    name = "starcoder2"
+    norm = "layer"
+    norm_bias = True
+    rope = NEOX
+    output_bias: ClassVar[Presence] = True
+    ffn_gate = False
+    ffn_bias: ClassVar[Presence] = True
+    ffn_scale = False
+    activation = "gelu"
+
+
+class CodeShell(StarCoder2):
+    """CodeShell: StarCoder 2 with an output matrix, which may serve as token embeddings too."""
+
+    name = "codeshell"
+    tie = False
+    stand_ins = {"token_embd.weight": "output.weight"}
+
+    @classmethod
+    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
+        for spec in super().tensors(c, has):
+            yield replace(spec, optional=True) if spec.name == "token_embd.weight" else spec
+
+
+class Jais2(StarCoder2):
+    """Jais 2: StarCoder 2 with squared ReLU."""
+
+    name = "jais2"
+    prec_f32 = True
+    activation = "relu2"
+
+
+class Nemotron(StarCoder2):
+    """Nemotron: squared ReLU, part of each head rotates, and biases are optional."""
+
+    name = "nemotron"
+    tie = False
+    partial_rope = True
+    output_bias = None
+    ffn_bias = None
+    activation = "relu2"
+
+
+class PocketTTS(StarCoder2):
+    """Pocket TTS: neighbours rotate together, and only norms have biases; its logits mean nothing."""
+
+    name = "pockettts"
+    tie = True
+    rope = NORM
+    output_bias = False
+    ffn_bias = False
+
+
+class StableLM(Decoder):
+    """StableLM: a gated FFN; the 12B normalizes each query and key head, and its FFN takes what attention takes."""
+
+    name = "stablelm"
+    norm = "layer"
+    norm_bias = True
+    tie = False
+    rope = NEOX
+    partial_rope = True
+    qk_norm = "heads"
+    qk_norm_weight = None
+    ffn_scale = False
+
+    @classmethod
+    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        for spec in super().layer_tensors(c, il, has):
+            yield replace(spec, optional=True) if spec.name.startswith("ffn_norm") else spec
+
+    def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
+        return super().ffn_input(h, normed, il) if f"blk.{il}.ffn_norm.weight" in self.w else normed
