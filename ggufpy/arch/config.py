@@ -231,7 +231,7 @@ def _show(value: object) -> str:
     return f"{value!r:.60}" + ("" if not isinstance(value, str) else " (a string)")
 
 
-def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int, bool]) -> None:
+def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | None, bool]) -> None:
     """Fill in what follows from other keys, in llama.cpp's way, and check what must agree."""
     values["n_head_kv"] = values["n_head_kv"] or values["n_head"]
     values["n_ctx_orig_yarn"] = values["n_ctx_orig_yarn"] or values["n_ctx_train"]
@@ -280,9 +280,7 @@ def _leave_out_nextn(values: dict[str, Any], reader: _Reader) -> None:
         values["is_swa"] = values["is_swa"][:-n_nextn]
 
 
-def _window_layers(
-    values: dict[str, Any], reader: _Reader, period: int | None, dense_first: bool
-) -> tuple[bool, ...]:
+def _window_layers(values: dict[str, Any], reader: _Reader, period: int | None, dense_first: bool) -> tuple[bool, ...]:
     """Say which layers see only a window: an array in the file, or a period of which one layer sees everything."""
     n_layer: int = values["n_layer"]
     if not values.get("n_swa"):

@@ -843,7 +843,7 @@ class Decoder:
         return self.mix(x, ids, self.weigh(probs, ids), il)
 
     def weigh(self, probs: Tensor, ids: Tensor) -> Tensor:
-        """Turn the probabilities of the chosen experts (ids: [n_used, n_tokens]) into weights, [1, n_used, n_tokens]."""
+        """Turn the probabilities of the chosen experts ([n_used, n_tokens]) into weights, [1, n_used, n_tokens]."""
         g, (n_used, n_tokens, *_) = self.g, ids.ne
         gating, normalize = self.gating()
         weights = g.get_rows(g.reshape_3d(probs, 1, *probs.ne[:2]), ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 from ggufpy.graph import Tensor

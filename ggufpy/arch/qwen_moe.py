@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, Has, Moe, Rope, f32
-from ggufpy.arch.qwen import Qwen2, Qwen3
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, Rope, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
@@ -17,13 +16,14 @@ from ggufpy.graph import Tensor
 __all__ = ["GroveMoe", "Maple", "Mellum", "Qwen2Moe", "Qwen3Moe"]
 
 
-class Qwen2Moe(Qwen2):
+class Qwen2Moe(Decoder):
     """Qwen 1.5 and 2 MoE: Qwen 2 with experts, and shared ones that a gate of their own weighs for each token."""
 
     name = "qwen2moe"
     keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
     tie = False
-    head_bias = False
+    rope = NEOX
+    ffn_scale = False
     moe = Moe(normalize=False, split_ff=True, shared=True)
 
     @classmethod
@@ -43,17 +43,18 @@ class Qwen2Moe(Qwen2):
         return self.named(g.mul(super().shared_expert(x, il), gate), "ffn_shexp_out", il)
 
 
-class Qwen3Moe(Qwen3):
+class Qwen3Moe(Decoder):
     """Qwen 3 MoE: Qwen 3 with experts in every layer."""
 
     name = "qwen3moe"
     keys = {"n_ff_exp": 0}
-    ignored = ()
+    rope = NEOX
+    qk_norm = "head"
     moe = Moe(split_ff=True, scale=True)
 
 
 class GroveMoe(Qwen3Moe):
-    """GroveMoE: groups of experts share a small adjoint expert, and experts are chosen by the sigmoid of their scores."""
+    """GroveMoE: groups of experts share a small adjoint expert; experts are chosen by the sigmoid of their scores."""
 
     name = "grovemoe"
     keys = {"n_ff_exp": REQUIRED, "n_ff_chexp": 0, "expert_group_scale": REQUIRED, "n_group_experts": REQUIRED}
