@@ -55,6 +55,9 @@ VENDOR = ROOT / "vendor" / "ggml"
 UNPACKED = VENDOR / "src"
 LIBRARIES = "libggufpy-ggml*.so"
 
+# A declaration in ggufpy/_ffi/decl that differs from ggml's header is a mistake, not a warning.
+STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
+
 # The options of CMake that build_info() reports: those that decide what code ggml consists of.
 REPORTED = re.compile(
     r"CMAKE_BUILD_TYPE|CMAKE_CUDA_ARCHITECTURES|GGML_(BACKEND_DL|LLAMAFILE|OPENMP|LTO|BLAS|RPC|VULKAN|CUDA"
@@ -487,8 +490,7 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base"]
         # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
         extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
-        # A declaration in decl/*.h that differs from ggml's header is a mistake, not a warning.
-        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-g0"]
+        extension.extra_compile_args = [*STRICT, "-g0"]
         extension.extra_link_args = ["-Wl,-rpath,$ORIGIN/../lib"]
         if sys.platform == "linux":
             extension.extra_link_args.append("-Wl,--disable-new-dtags")
