@@ -298,7 +298,7 @@ class Session:
         positions = g.input(GGMLType.I32, n_tokens * self._arch.n_planes(self._config), name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
         caches = [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.n_swa else "")
+            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
             for cache, placement in zip(self._memory.caches, placements, strict=True)
         ]
         inputs = GraphInputs(
@@ -315,7 +315,7 @@ class Session:
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
         )
         logits = self._arch(inputs).build()
-        for tensor in (positions, *(tensor for tensor, _ in inputs.derived)):
+        for tensor in (positions, *(cache.mask for cache in caches), *(tensor for tensor, _ in inputs.derived)):
             graph.expand(tensor)  # so that it has memory even where no node uses it
         if logits is not None:
             g.output(logits)

@@ -12,7 +12,7 @@ __all__ = ["CogVLM"]
 
 
 class CogVLM(Decoder):
-    """CogVLM, text alone: each layer has a second set of matrices for images. The rotation knows no keys of the file."""
+    """CogVLM, text alone: layers have a second set of matrices, for images. The rotation heeds no keys."""
 
     name = "cogvlm"
     ignored = ("rope_freqs.weight",)

@@ -46,7 +46,7 @@ class Deci(Decoder):
         attends, single = c.n_head[il] and c.n_head_kv[il], ("attn_norm.weight", "attn_output.weight")
         for spec in super().layer_tensors(c, il, has):
             part = spec.name[:4]
-            if part == "ffn_" and c.n_ff[il] or part == "attn" and attends:
+            if (part == "ffn_" and c.n_ff[il]) or (part == "attn" and attends):
                 yield spec
             elif c.n_head[il] and spec.name in single:
                 yield TensorSpec(spec.name, spec.shape[:1] if spec.name == single[0] else (c.n_embd, c.n_embd))

@@ -1,19 +1,43 @@
-"""ERNIE 4.5 and PaddleOCR-VL, which is made of it."""
+"""ERNIE 4.5, and PaddleOCR-VL, which is made of it."""
 
 from __future__ import annotations
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import MROPE, Decoder
+from collections.abc import Iterator
 
-__all__ = ["Ernie4_5", "PaddleOCR"]
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import MROPE, Decoder, Moe
+
+__all__ = ["Ernie45", "Ernie45Moe", "PaddleOCR"]
 
 
-class Ernie4_5(Decoder):
+class Ernie45(Decoder):
     """ERNIE 4.5, dense. A bias of the attention's output does nothing, as in llama.cpp."""
 
     name = "ernie4_5"
     ignored = ("attn_output.bias",)
     ffn_scale = False
+
+
+class Ernie45Moe(Decoder):
+    """ERNIE 4.5 with experts after some dense layers; a bias for their choice and shared ones if the file has them."""
+
+    name = "ernie4_5-moe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
+    }  # fmt: skip
+    ffn_scale = False
+    moe = Moe(bias=None, shared=True)
+    tiny = {"interleave_moe_layer_step": 1}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if c.interleave_moe_layer_step != 1:
+            yield f"interleave_moe_layer_step: expected 1, found {c.interleave_moe_layer_step}"
+
+    @classmethod
+    def expert_optional(cls, role: str) -> bool:
+        return role == "gate"
 
 
 class PaddleOCR(Decoder):

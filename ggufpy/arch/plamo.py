@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -26,7 +25,7 @@ class Plamo(Decoder):
 
 
 class Plamo3(Decoder):
-    """PLaMo 3: norms around both sublayers, the later ones named without `.weight`; a window in seven layers of eight."""
+    """PLaMo 3: norms around both sublayers, the later named without `.weight`; windows in seven layers of eight."""
 
     name = "plamo3"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0}
