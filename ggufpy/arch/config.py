@@ -252,7 +252,7 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | No
         values["rope_scaling_factor"] = reader.read(Key("rope.scale_linear", **SCALE), float, 0.0)
     n_head, n_embd = values["n_head"], values["n_embd"]
     if n_head and not n_head[0]:
-        reader.fault("attention.head_count", "at least 1 in the first layer", 0)
+        reader.fault("attention.head_count", "at least 1", 0)
     elif n_head and n_embd:
         for name, key in (("n_embd_head_k", "key_length"), ("n_embd_head_v", "value_length")):
             if values[name] is None:

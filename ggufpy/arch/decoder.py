@@ -244,8 +244,9 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
-        if not cls.headless and not all((*c.n_head, *c.n_head_kv)):
-            yield "attention.head_count and attention.head_count_kv must be at least 1"
+        for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
+            if not cls.headless and not all(heads):
+                yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
         if cls.moe and cls.moe.required and not c.n_expert:
