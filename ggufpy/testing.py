@@ -87,6 +87,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     for field, default in declaration.keys.items():
         if field in VALUES and default is not REQUIRED:
             found[field.replace("_", "-")] = {field: VALUES[field], **BESIDE.get(field, {})}
+    if declaration.split_heads:
+        found["split-heads"] = {"n_embd_head_k": 32, "n_embd_head_v": 16}
     if declaration.nextn:
         found["nextn"] = {"n_layer": 4, "n_layer_nextn": 1}
     if name == "llama":

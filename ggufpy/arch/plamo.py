@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ggufpy.arch.decoder import NEOX, Decoder
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import NEOX, Decoder, inv_sqrt
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -30,6 +31,7 @@ class Plamo3(Decoder):
     name = "plamo3"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0}
     swa_period = 8
+    split_heads = True
     partial_rope = True
     post_norms = ("post_attention_norm", "post_ffw_norm")
     rope = NEOX
@@ -39,6 +41,10 @@ class Plamo3(Decoder):
     qk_norm = "head"
     ffn_fused = True
     ffn_scale = False
+
+    @classmethod
+    def attention_scale(cls, c: Config) -> float:
+        return inv_sqrt(c.n_embd_head_k)
 
     @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:

@@ -14,7 +14,7 @@ class Spark25(Decoder):
     name = "spark2_5"
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "n_rot_swa": 0}
     swa_period = None
-    swa_scaled = True
+    swa_rope = "scaled"
     partial_rope = True
     rope = NEOX
     attn_gate = "sigmoid"
