@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-from ggufpy.arch.decoder import NEOX, Decoder, Rope
-
-__all__ = ["Olmo2"]
+__all__ = ["Olmo2", "OlmoE"]
 
 
 class Olmo2(Decoder):
@@ -15,6 +13,7 @@ class Olmo2(Decoder):
     name = "olmo2"
     keys = {"n_swa": 0}
     swa_period = 4
+    swa_rope = "plain"
     pre_norm = False
     post_norms = ("post_attention_norm", "post_ffw_norm")
     tie = False
@@ -22,7 +21,14 @@ class Olmo2(Decoder):
     qk_norm = "full"
     ffn_scale = False
 
-    def rope_of(self, il: int) -> Rope:
-        """Rotate without scaling in windowed layers."""
-        r = self.inputs.rope
-        return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
+
+class OlmoE(Decoder):
+    """OLMoE: norms of whole rows of queries and keys, and experts whose weights do not add up to one."""
+
+    name = "olmoe"
+    tie = False
+    rope = NEOX
+    qk_norm = "full"
+    moe = Moe(normalize=False)
+    tiny = {"n_head_kv": 4}
+    tiny_variants = {"one-kv-head": None}

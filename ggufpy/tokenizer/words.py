@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain
+from weakref import WeakMethod
 
 __all__ = ["Words"]
 
@@ -19,10 +20,12 @@ class Words(dict[str, tuple[int, ...]]):
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._encode = encode
+        self._encode = WeakMethod(encode)  # weak: who encodes holds this
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self._encode(word)
+        encode = self._encode()
+        assert encode is not None
+        ids = encode(word)
         if len(word) <= _MAX_LENGTH:
             if len(self) >= _MAX_CACHED:
                 self.clear()

@@ -239,17 +239,21 @@ _SMALL_WINDOW = [  # for a window of a few tokens: with micro-batches of 16 its 
     for full in (1, 0)
 ]
 
-CASES = {
+_REAL = {
     "smollm2": [*_SMALL, *_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG, *_DUMPS],
     "gemma3": [*_SMALL[::3], *_SEQUENCES[:4], *_EDITED, *_WINDOW, *_WINDOW_DUMPS],
-    # a tiny model's, by what its name contains
-    "-": [*_SMALL, *_DUMPS],
-    "-plain": [*_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG],
-    "-experts": [*_SEQUENCES, *_EDITED],
-    "-window": [*_SEQUENCES, *_EDITED, *_SMALL_WINDOW],
 }
 
 
 def cases_of(name: str) -> list[Case]:
-    """List the cases of a model."""
-    return [case for key, cases in CASES.items() if key == name or (key[0] == "-" and key in name) for case in cases]
+    """List the situations of a model: a real one, or a tiny one that is called ARCHITECTURE-VARIANT."""
+    if name in _REAL:
+        return _REAL[name]
+    cases = [*_SMALL, *_DUMPS]
+    if name.endswith(("-plain", "-experts")) or "-window" in name:
+        cases += [*_SEQUENCES, *_EDITED]
+    if name.endswith("-plain"):
+        cases += [*_CACHE_TYPES, *_LONG]
+    if "-window" in name:
+        cases += _SMALL_WINDOW
+    return cases
