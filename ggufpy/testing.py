@@ -175,13 +175,15 @@ def write_tiny_model(
     extra         more metadata, by its full key
 
     The vocabulary has 64 tokens: two control tokens, single characters and a few merges. Raises ValueError for an
-    unknown variant, UnsupportedArchitectureError for an unknown architecture.
+    unknown variant or type, UnsupportedArchitectureError for an unknown architecture.
     """
     declaration = arch.find(name)
     switches = {key: variant.pop(key) for key in list(variant) if key in _SWITCHES}
     unknown = set(variant) - {f.name for f in fields(Config)}
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
+    if type.upper() not in GGMLType.__members__:
+        raise ValueError(f"unknown type {type!r}: expected one of {', '.join(GGMLType.__members__).lower()}")
     kind = GGMLType[type.upper()]
     shape = _shape(declaration) | variant
     if kind.block_size > 32:
