@@ -373,6 +373,13 @@ class Decoder:
             yield from cls.dense_tensors(c, width, "_shexp")
 
     @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
+        yield from cls.layer_tensors(c, c.n_layer - 1, ())
+        yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
+        yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
+
+    @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
         """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
         if cls.norm_weight:
