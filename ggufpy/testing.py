@@ -167,7 +167,7 @@ def write_tiny_model(
     or_shape      True takes the second shape where a tensor may have two
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
     has           writes layers in the form that a tensor of this name, as in a layer, makes them have
-    without       leaves out another optional tensor, named as in a layer and without its suffix
+    without       leaves out other tensors that files may lack, named as in a layer, without suffix, with blanks between
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
 
@@ -239,7 +239,8 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
 def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
     names = {spec.name for spec in declaration.tensors(config)}
-    names = {name for name in names if _role(name) != switches.get("without", "")}
+    without = switches.get("without", "").split()
+    names = {name for name in names if _role(name) not in without}
     for name in ("attn_qkv.weight" if switches.get("fused_qkv") else "", switches.get("has", "")):
         names |= {f"blk.{il}.{name}" for il in range(config.n_layer)}
     for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
@@ -266,7 +267,7 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
         elif "rope_f" in name:
             if switches.get("rope_factors"):
                 yield spec
-        elif switches.get("gated", True) and _role(name) != switches.get("without", ""):
+        elif switches.get("gated", True) and _role(name) not in without:
             yield spec
 
 

@@ -136,6 +136,7 @@ class Moe:
     """
 
     required: bool = True  # False: the same name stands for dense models too
+    by_tensors: bool = False  # which layers have experts is seen from the file's tensors alone
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
     bias: Presence = False  # added for the choice only
@@ -390,6 +391,8 @@ class Decoder:
     @classmethod
     def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
         """Say whether a layer has experts, by the keys or by the names it has in the file."""
+        if cls.moe and cls.moe.by_tensors:
+            return any("_exps." in name or "ffn_gate_inp." in name for name in has) if has else il > 0
         step = c.interleave_moe_layer_step or 1
         return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 

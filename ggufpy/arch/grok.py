@@ -31,7 +31,7 @@ class Grok(Decoder):
     ffn_scale = False
     moe = Moe()
     flash_attn = False
-    tiny_variants = {"grok-1": {"without": "ffn_up"}, "newer-norm": {"has": "post_ffw_norm.weight"}}
+    tiny_variants = {"grok-1": {"without": "ffn_gate ffn_up ffn_down"}, "newer-norm": {"has": "post_ffw_norm.weight"}}
 
     @classmethod
     def check(cls, c: Config) -> Iterator[str]:
@@ -48,7 +48,7 @@ class Grok(Decoder):
 
     @classmethod
     def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        if not has or "ffn_up.weight" in has:
+        if not has or any(f"ffn_{role}.weight" in has for role in ("gate", "up", "down")):
             yield from cls.dense_tensors(c, c.n_ff[il])
         yield from cls.moe_tensors(c, il, has)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe, f32, inv_sqrt
+from ggufpy.arch.decoder import NEOX, Decoder, Moe, f32, inv_sqrt
 from ggufpy.graph import Tensor
 
 __all__ = ["MiMo2"]
@@ -24,14 +24,9 @@ class MiMo2(Decoder):
     qkv_scale = False
     sinks = None
     ffn_scale = False
-    moe = Moe(gating="sigmoid", bias=None)
+    moe = Moe(by_tensors=True, gating="sigmoid", bias=None)
     tiny = {"n_embd_head_k": 48, "n_embd_head_v": 32, "n_rot": 16}
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1]}}
-
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        """Go by the file's tensors; where there are none, take the first layer for dense."""
-        return "ffn_gate_inp.weight" in has if has else il > 0
 
     @classmethod
     def attention_scale(cls, c: Config) -> float:

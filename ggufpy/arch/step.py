@@ -35,7 +35,7 @@ class Step35(Decoder):
     attn_gate = "sigmoid"
     gate_per = "head"
     ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=None, shared=True)
+    moe = Moe(by_tensors=True, gating="sigmoid", normalize=None, bias=None, shared=True)
     crop = "late"
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1], "n_embd_head_k": 32}}
 
@@ -48,11 +48,6 @@ class Step35(Decoder):
     @classmethod
     def adjust(cls, c: Config) -> Config:
         return replace(c, n_rot=c.n_rot // 2, n_rot_swa=c.n_rot_swa or c.n_rot)
-
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        """Go by the file's tensors; where there are none, take the first layer for dense."""
-        return "ffn_gate_inp.weight" in has if has else il > 0
 
     @classmethod
     def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
