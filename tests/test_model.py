@@ -415,7 +415,7 @@ ENDINGS = {
     "by an exit": "next(chunks); sys.exit(0)",
     "with everything closed": "model.close(); session.close(); chunks.close()",
     "in a circle": "next(chunks); circle = [model, session, chunks]; circle.append(circle)",
-    "while a thread computes": "threading.Thread(target=list, args=(chunks,), daemon=True).start(); session.clear()",
+    "after a thread that computes": "threading.Thread(target=compute).start(); started.wait(); session.close()",
 }
 
 
@@ -424,13 +424,49 @@ def test_a_script_that_ends_ends_quietly(ending: str, tiny: Tiny) -> None:
     """However it ends, with everything open: exit code 0 and not a word on standard error, in development mode too."""
     script = f"""
 import sys, threading
-from ggufpy import Model
+from ggufpy import ClosedError, Model
 model = Model.load(sys.argv[1])
 session = model.session(n_threads=2)
+started = threading.Event()
+def compute():
+    while True:
+        try:
+            session.trim(0, 0)
+            session.decode([5] * 1000)
+        except ClosedError:
+            break
+        started.set()
 chunks = model.stream_generate("the", max_tokens=200, temperature=0, ignore_eos=True)
 {ENDINGS[ending]}
 """
     run(script, tiny("llama"))
+
+
+def test_a_script_that_ends_while_a_thread_computes(smollm2_path: Path) -> None:
+    """The computation of a daemon thread is stopped before the libraries go; the thread says nothing either."""
+    script = """
+import sys, threading, time
+from ggufpy import Model
+session = Model.load(sys.argv[1]).session(n_threads=2)
+def compute():
+    while True:
+        session.clear()
+        session.decode(range(1000, 1500))
+threading.Thread(target=compute, daemon=True).start()
+time.sleep(0.3)
+"""
+    run(script, smollm2_path)
+
+
+def test_an_exit_handler_may_still_use_a_session(tiny: Tiny) -> None:
+    """One that was registered before ggufpy was imported is called after ggufpy's own."""
+    script = """
+import atexit, sys
+atexit.register(lambda: print(session.decode([3]).shape, session.close()))
+from ggufpy import Model
+session = Model.load(sys.argv[1]).session(n_threads=1)
+"""
+    assert "(1, 64) None\n" == run(script, tiny("llama"))
 
 
 # --------------------------------------------------------------------------------------------------- case E4: threads
