@@ -275,7 +275,8 @@ def _role(name: str) -> str:
     """Name the part of a model that an optional tensor is, unless that has a switch of its own."""
     if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.")) or "ffn_gate_exps" in name:
         return ""
-    return name.split(".", 2 if name.startswith("blk.") else 0)[-1].rpartition(".")[0]
+    part = name.split(".", 2 if name.startswith("blk.") else 0)[-1]
+    return part.rpartition(".")[0] or part
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:
