@@ -163,7 +163,7 @@ class Session:
             device_of=lambda il: layout.layers[il],
         )
         self._backends = [Backend(device) for device in layout.devices]
-        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights))
+        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
         self._scheduler = Scheduler(self._backends, self._n_nodes)
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._run: _Run | None = None

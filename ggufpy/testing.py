@@ -17,7 +17,7 @@ import numpy as np
 
 from ggufpy import arch
 from ggufpy.arch import Config, Decoder, TensorSpec
-from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.config import REQUIRED, Key
 from ggufpy.arch.decoder import GATING
 from ggufpy.gguf import GGMLType, GGUFWriter
 from ggufpy.types import quantize
@@ -45,7 +45,8 @@ VALUES: dict[str, Any] = {
     "n_swa": 16, "n_ff_exp": 64, "n_ff_shexp": 160, "n_expert_shared": 2, "n_layer_dense_lead": 1,
     "interleave_moe_layer_step": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
     "n_ff_chexp": 96, "n_group_experts": 2, "expert_group_scale": 0.7, "n_rot_swa": 16, "attn_value_scale": 0.6,
-    "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0],
+    "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0], "swin_norm": True,
+    "xielu_alpha_n": [0.9, 0.5, 0.7], "xielu_alpha_p": [0.6, 0.8, 0.7], "xielu_beta": 0.4, "xielu_eps": -1e-6,
 }  # fmt: skip
 """Values that change the logits, for keys that some architectures read."""
 BESIDE: dict[str, dict[str, Any]] = {
@@ -66,7 +67,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     declaration = arch.find(name)
     table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
-    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": 4}, "one-kv-head": {"n_head_kv": 1}}
+    n_head = _shape(declaration)["n_head"]
+    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
     if declaration.tie is None:
         found["separate-output"] = {"tied": False}
     if "bias" in optional or declaration.head_bias is None:
@@ -85,6 +87,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     for field, default in declaration.keys.items():
         if field in VALUES and default is not REQUIRED:
             found[field.replace("_", "-")] = {field: VALUES[field], **BESIDE.get(field, {})}
+    if declaration.split_heads:
+        found["split-heads"] = {"n_embd_head_k": 32, "n_embd_head_v": 16}
     if declaration.nextn:
         found["nextn"] = {"n_layer": 4, "n_layer_nextn": 1}
     if name == "llama":
@@ -172,13 +176,15 @@ def write_tiny_model(
     extra         more metadata, by its full key
 
     The vocabulary has 64 tokens: two control tokens, single characters and a few merges. Raises ValueError for an
-    unknown variant, UnsupportedArchitectureError for an unknown architecture.
+    unknown variant or type, UnsupportedArchitectureError for an unknown architecture.
     """
     declaration = arch.find(name)
     switches = {key: variant.pop(key) for key in list(variant) if key in _SWITCHES}
     unknown = set(variant) - {f.name for f in fields(Config)}
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
+    if type.upper() not in GGMLType.__members__:
+        raise ValueError(f"unknown type {type!r}: expected one of {', '.join(GGMLType.__members__).lower()}")
     kind = GGMLType[type.upper()]
     shape = _shape(declaration) | variant
     if kind.block_size > 32:
@@ -215,10 +221,13 @@ def _shape(declaration: type[Decoder]) -> dict[str, Any]:
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
+    tokens = TOKENS + [f"<{i}>" for i in range(len(TOKENS), shape.get("n_vocab", 0))]
+    keys: dict[str, Key] = {f.name: f.metadata["key"] for f in fields(Config) if "key" in f.metadata}
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
-        metadata[f"{declaration.name}.{keys[field]}"] = value
+        if field != "n_vocab":
+            key = keys[field]
+            metadata[f"{declaration.name}.{key.name}" if key.prefixed else key.name] = value
     pattern = switches.get("swa_pattern")
     if declaration.swa_period is None and pattern is None:
         pattern = [il % 2 == 0 for il in range(shape["n_layer"])]
@@ -227,8 +236,8 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     return metadata | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(TOKENS) - 2),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(tokens) - 2),
         "tokenizer.ggml.merges": MERGES,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,

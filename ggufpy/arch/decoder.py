@@ -26,7 +26,8 @@ from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
     "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
-    "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
+    "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope",
+    "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
 NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
@@ -172,10 +173,12 @@ class Decoder:
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     split_heads: ClassVar[bool] = False
     """A head's values may be of another width than its keys."""
+    headless: ClassVar[bool] = False
+    """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors that files may bring for other uses than logits."""
+    """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
     # --- tensors and steps
@@ -191,6 +194,7 @@ class Decoder:
     """Attention and FFN stand side by side: "ffn + attn" or "ffn + x" says which two are added first."""
     post_norms: ClassVar[tuple[str, str] | None] = None
     """Norms of the attention's and the FFN's output, before these are added."""
+    post_norm_eps: ClassVar[float] = 0.0  # where it is not that of the other norms
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
     stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
     """Tensors that a file may lack, and which are used in their place."""
@@ -202,7 +206,7 @@ class Decoder:
     """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
-    qkv_scale: ClassVar[bool] = True
+    qkv_scale: ClassVar[bool] = True  # of one fused matrix
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -245,6 +249,9 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
+            if not cls.headless and not all(heads):
+                yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
         if cls.moe and cls.moe.required and not c.n_expert:
@@ -279,7 +286,9 @@ class Decoder:
             yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
-        yield from (TensorSpec(name, (), unused=True) for name in has if name in cls.ignored or name.startswith(blocks))
+        for name in has:
+            if name in cls.ignored or _in_layer(name) in cls.ignored or name.startswith(blocks):
+                yield TensorSpec(name, (), unused=True)
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
             for spec in cls.layer_tensors(c, il, names_here):
@@ -563,7 +572,7 @@ class Decoder:
         """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
         if self.post_norms:
             role, name = self.post_norm(which, il), ("attn_post_norm", "ffn_post_norm")[which]
-            cur = self.normalize(cur, f"blk.{il}.{role}", name, il)
+            cur = self.normalize(cur, f"blk.{il}.{role}", name, il, eps=self.post_norm_eps)
         if self.c.residual_scale:
             cur = self.g.scale(cur, f32(self.c.residual_scale))
         y = self.g.add(cur, x)
@@ -964,6 +973,10 @@ class Decoder:
         for part in parts[1:]:
             out = self.graph.expand(g.add(out, part))
         return out if n_used > 1 else g.cont(out)
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else ""
 
 
 def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:

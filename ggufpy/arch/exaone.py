@@ -9,9 +9,18 @@ from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 from ggufpy.arch.tensors import TensorSpec
 
-__all__ = ["Exaone4", "ExaoneMoe"]
+__all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
 N_LAYER_32B = 64
+
+
+class Exaone(Decoder):
+    """EXAONE 3: Llama rotated by halves."""
+
+    name = "exaone"
+    rope = NEOX
+    rope_factors = "freqs"
+    ffn_scale = False
 
 
 class Exaone4(Decoder):
