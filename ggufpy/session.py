@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -121,6 +121,8 @@ class Session:
     def __init__(
         self, arch: type[Decoder], config: Config, weights: Weights, layout: Layout, options: SessionOptions
     ) -> None:
+        if options.flash_attn and not arch.flash_attn:
+            options = replace(options, flash_attn=False)
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
         self._lock = threading.RLock()  # a signal's handler may come while its thread has it

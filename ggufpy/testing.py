@@ -124,11 +124,12 @@ def _rope_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
 def _window_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     if "n_swa" not in declaration.keys:
         return {}
+    n_layer = {**SHAPE, **declaration.tiny}["n_layer"]
     found: dict[str, dict[str, Any]] = {
         "window": {"n_swa": 16, "n_layer": (declaration.swa_period or 2) + 1},
         "window-scaled": {"n_swa": 16, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "window-no-scaling": {"n_swa": 16, "rope_scaling_type": "none", "rope_scaling_factor": 4.0},
-        "window-array": {"n_swa": 24, "swa_pattern": [True, False, True]},
+        "window-array": {"n_swa": 24, "swa_pattern": [il % 2 == 0 for il in range(n_layer)]},
     }
     if declaration.swa_period is not None:
         found["window-pattern"] = {"n_swa": 16, "swa_pattern": 2}
@@ -151,7 +152,7 @@ def _expert_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     if declaration.expert_optional("gate"):
         found["ungated-experts"] = EXPERTS | {"gated": False, "scale": moe.scale}
     if moe.fused:
-        found["fused-experts"] = EXPERTS | {"fused_experts": True}
+        found["fused-experts"] = EXPERTS | {"has": "ffn_gate_up_exps.weight"}
     if "expert_gating_func" in declaration.keys:
         found |= {f"gating-{gating.replace('_', '-')}": {"expert_gating_func": n} for n, gating in GATING.items()}
     return found
@@ -167,10 +168,10 @@ def write_tiny_model(
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
     separate_bias True writes three biases beside that matrix
-    fused_experts True writes the experts' gate and up as one matrix
     or_shape      True takes the second shape where a tensor may have two
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
-    without       leaves out another optional tensor, named as in a layer and without its suffix
+    has           writes layers in the form that a tensor of this name, as in a layer, makes them have
+    without       leaves out other tensors that files may lack, named as in a layer, without suffix, with blanks between
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
 
@@ -205,8 +206,8 @@ def write_tiny_model(
 
 
 _SWITCHES = {
-    "tied", "bias", "separate_bias", "fused_qkv", "fused_experts", "scale", "rope_factors", "gated", "or_shape",
-    "without", "swa_pattern", "extra",
+    "tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "or_shape", "has", "without",
+    "swa_pattern", "extra",
 }  # fmt: skip
 
 
@@ -247,11 +248,12 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
 def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
     names = {spec.name for spec in declaration.tensors(config)}
-    for switch, fused in (("fused_qkv", "attn_qkv"), ("fused_experts", "ffn_gate_up_exps")):
-        if switches.get(switch):
-            names |= {f"blk.{il}.{fused}.weight" for il in range(config.n_layer)}
+    without = switches.get("without", "").split()
+    names = {name for name in names if _role(name) not in without}
+    for name in ("attn_qkv.weight" if switches.get("fused_qkv") else "", switches.get("has", "")):
+        names |= {f"blk.{il}.{name}" for il in range(config.n_layer)}
     for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
-        for spec in (*declaration.layer_tensors(config, config.n_layer - 1, ()), *_nextn(config.n_embd)):
+        for spec in declaration.nextn_tensors(config):
             if not spec.optional:
                 yield replace(spec, name=f"blk.{il}.{spec.name}")
     for spec in declaration.tensors(config, names):
@@ -274,7 +276,7 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
         elif "rope_f" in name:
             if switches.get("rope_factors"):
                 yield spec
-        elif switches.get("gated", True) and _role(name) != switches.get("without", ""):
+        elif switches.get("gated", True) and _role(name) not in without:
             yield spec
 
 
@@ -282,13 +284,8 @@ def _role(name: str) -> str:
     """Name the part of a model that an optional tensor is, unless that has a switch of its own."""
     if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.")) or "ffn_gate_exps" in name:
         return ""
-    return name.split(".", 2 if name.startswith("blk.") else 0)[-1].rpartition(".")[0]
-
-
-def _nextn(n_embd: int) -> tuple[TensorSpec, ...]:
-    """List what a block that guesses a further token has beside a layer's tensors."""
-    norms = (TensorSpec(f"nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm"))
-    return TensorSpec("nextn.eh_proj.weight", (2 * n_embd, n_embd)), *norms
+    part = name.split(".", 2 if name.startswith("blk.") else 0)[-1]
+    return part.rpartition(".")[0] or part
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:

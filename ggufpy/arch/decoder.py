@@ -137,6 +137,7 @@ class Moe:
     """
 
     required: bool = True  # False: the same name stands for dense models too
+    by_tensors: bool = False  # which layers have experts is seen from the file's tensors alone
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
     bias: Presence = False  # added for the choice only
@@ -382,6 +383,13 @@ class Decoder:
             yield from cls.dense_tensors(c, width, "_shexp")
 
     @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
+        yield from cls.layer_tensors(c, c.n_layer - 1, ())
+        yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
+        yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
+
+    @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
         """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
         if cls.norm_weight:
@@ -392,6 +400,8 @@ class Decoder:
     @classmethod
     def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
         """Say whether a layer has experts, by the keys or by the names it has in the file."""
+        if cls.moe and cls.moe.by_tensors:
+            return any("_exps." in name or "ffn_gate_inp." in name for name in has) if has else il > 0
         step = c.interleave_moe_layer_step or 1
         return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 
