@@ -72,6 +72,7 @@ class Config:
     n_rot: int = _always("rope.dimension_count", None, low=1, high=65536)
     n_expert: int = _always("expert_count", 0, high=MAX_EXPERTS)
     n_expert_used: int = _always("expert_used_count", 0, high=MAX_EXPERTS)
+    causal_attn: bool = _always("attention.causal", True)
     rope_freq_base: float = _always("rope.freq_base", 10000.0, low=TINY, high=HUGE)
     rope_scaling_type: str = _always("rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope"))
     rope_scaling_factor: float = _always("rope.scaling.factor", 0.0, **SCALE)

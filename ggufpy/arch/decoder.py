@@ -121,6 +121,8 @@ class GraphInputs:
     positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    embeddings: bool = False  # what the last norm gives is wanted, not logits
+    pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
     """Further inputs that a graph made, and how their values follow from the tokens' positions."""
 
@@ -165,6 +167,9 @@ class Decoder:
     """Tensors that files may bring for other uses than logits."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
+    cacheless: ClassVar[bool] = False
+    """Tokens see all others of their call and nothing else; nothing is kept."""
+    logits: ClassVar[bool] = True  # False: embeddings only
     # --- tensors and steps
     norm: ClassVar[str] = "rms"  # or "layer"
     norm_weight: ClassVar[bool] = True
@@ -172,6 +177,7 @@ class Decoder:
     embedding_norm: ClassVar[bool] = False
     learned_positions: ClassVar[Presence] = False
     """Embeddings of positions are added to those of tokens."""
+    output_norm: ClassVar[str] = "output_norm"  # none: the last layer's output is the result
     pre_norm: ClassVar[bool] = True
     ffn_norm: ClassVar[str] = "ffn_norm"  # none: the FFN takes what attention takes
     parallel: ClassVar[str] = ""
@@ -233,7 +239,7 @@ class Decoder:
     @classmethod
     def adjust(cls, c: Config) -> Config:
         """Change what this architecture takes in another way than the keys say."""
-        return c
+        return replace(c, causal_attn=False) if cls.cacheless else c
 
     @classmethod
     def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
@@ -247,8 +253,9 @@ class Decoder:
             yield TensorSpec("position_embd.weight", (c.n_embd, c.n_ctx_train), optional, indexed=True)
         if cls.embedding_norm:
             yield from cls.norm_tensors("token_embd_norm", c.n_embd)
-        yield from cls.norm_tensors("output_norm", c.n_embd)
-        if cls.tie is not True:
+        if cls.output_norm:
+            yield from cls.norm_tensors(cls.output_norm, c.n_embd)
+        if cls.logits and cls.tie is not True:
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
         if cls.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
@@ -256,7 +263,13 @@ class Decoder:
             yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
-        yield from (TensorSpec(name, (), unused=True) for name in has if name in cls.ignored or name.startswith(blocks))
+        for name in has:
+            if (
+                name.startswith(blocks)
+                or name in cls.ignored
+                or name.partition(".")[2].partition(".")[2] in cls.ignored
+            ):
+                yield TensorSpec(name, (), unused=True)
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
             for spec in cls.layer_tensors(c, il, names_here):
@@ -425,7 +438,7 @@ class Decoder:
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def build(self) -> Tensor | None:
-        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted.
+        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted, or embeddings.
 
         Where none are, the last layer stops as soon as its keys and values are stored.
         """
@@ -439,12 +452,20 @@ class Decoder:
         x = self.layer(x, il)
         if self.crop == "late":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        x = self.normalize(x, "output_norm", "result_norm")
+        if self.output_norm:
+            x = self.normalize(x, self.output_norm, "result_norm")
         if self.crop == "last":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        logits = self.named(self.head(x), "result_output")
-        self.graph.expand(logits)
-        return logits
+        if self.inputs.embeddings:
+            return self.graph.expand(self.named(self.pool(x), "result_embd_pooled"))
+        return self.graph.expand(self.named(self.head(x), "result_output"))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Make one embedding of all tokens', where that is wanted: their weighted sum, or one of them."""
+        g, pool = self.g, self.inputs.pool
+        if pool is None:
+            return x
+        return g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
 
     def embed(self) -> Tensor:
         """Look up the tokens' embeddings, [n_embd, n_tokens]."""
