@@ -55,6 +55,9 @@ VENDOR = ROOT / "vendor" / "ggml"
 UNPACKED = VENDOR / "src"
 LIBRARIES = "libggufpy-ggml*.so"
 
+# A declaration in ggufpy/_ffi/decl that differs from ggml's header is a mistake, not a warning.
+STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
+
 # The options of CMake that build_info() reports: those that decide what code ggml consists of.
 REPORTED = re.compile(
     r"CMAKE_BUILD_TYPE|CMAKE_CUDA_ARCHITECTURES|GGML_(BACKEND_DL|LLAMAFILE|OPENMP|LTO|BLAS|RPC|VULKAN|CUDA"
@@ -201,7 +204,6 @@ def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, re
     assert target.is_relative_to(folder.resolve()), "the hash says which archive this is"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content.read())
-    os.utime(target, (member.mtime, member.mtime))
 
 
 # --- tools ---
@@ -345,8 +347,7 @@ def compile_ggml(options: Options, folder: Path) -> tuple[Path, Path, dict[str, 
     with locked(folder / "source.lock"):
         source = obtain_source(UNPACKED if os.access(VENDOR, os.W_OK) else folder / "source")
     arguments = cmake_arguments(options, source, folder)
-    # One folder per configuration: an option that is not given any more must not live on in CMake's cache.
-    key = hashlib.sha256(repr((arguments, os.environ.get("CC"), os.environ.get("CXX"))).encode()).hexdigest()[:12]
+    key = configuration_key(options, arguments)
     binary = folder / f"ggml-{key}"
     configure = [cmake, "-S", str(VENDOR), "-B", str(binary), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     compile_ = [cmake, "--build", str(binary), "--target", "ggufpy-ggml", *jobs()]
@@ -355,13 +356,30 @@ def compile_ggml(options: Options, folder: Path) -> tuple[Path, Path, dict[str, 
     return source, binary / "lib", record(options, source, binary)
 
 
+def configuration_key(options: Options, arguments: list[str]) -> str:
+    """Return a name for everything that the objects depend on and neither CMake nor Ninja would see change.
+
+    An option that is not given any more would live on in CMake's cache; another compiler under the same name, or
+    another CPU (-march=native) on a shared disk, would leave the old objects in place.
+    """
+    compilers = [os.environ.get("CC") or "cc", os.environ.get("CXX") or "c++"]
+    versions = [
+        subprocess.run([*shlex.split(name), "--version"], capture_output=True, check=False).stdout
+        for name in compilers
+        if shutil.which(shlex.split(name)[0])
+    ]
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = re.findall(r"^(?:flags|Features|model name)\s*:.*$", cpuinfo.read_text(), re.M) if cpuinfo.is_file() else []
+    parts = (arguments, compilers, versions, [] if options.portable else sorted(set(cpu)))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
 def configure_and_compile(configure: list[str], compile_: list[str]) -> None:
     """Run CMake twice, and say what to do where it fails."""
     if run(configure)[0]:
         fail(
             "CMake could not configure ggml; the reason stands in its messages above. A working C and C++ compiler is",
-            "needed, for CUDA=on also a toolkit that works with that compiler. If CMAKE_ARGS is set, check it; if the",
-            "compiler was changed, delete the folder build and install again.",
+            "needed, for CUDA=on also a toolkit that works with that compiler. If CMAKE_ARGS is set, check it.",
         )
     if run(compile_)[0]:
         fail(
@@ -472,8 +490,7 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base"]
         # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
         extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
-        # A declaration in decl/*.h that differs from ggml's header is a mistake, not a warning.
-        extension.extra_compile_args = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-g0"]
+        extension.extra_compile_args = [*STRICT, "-g0"]
         extension.extra_link_args = ["-Wl,-rpath,$ORIGIN/../lib"]
         if sys.platform == "linux":
             extension.extra_link_args.append("-Wl,--disable-new-dtags")

@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=None, help="a folder on a disk for one copy of a model")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     arguments = parser.parse_args()
-    skip, rows = arguments.skip.split(","), []
+    skip, rows, facts_before = arguments.skip.split(","), [], environment()
 
     def add(line: Row | None) -> None:
         if line is not None:
@@ -197,7 +197,9 @@ def main() -> None:
                 add(line)
             if "read" not in skip:
                 add(bytes_read(path, Path(folder)))
-    facts = {**environment(), "threads": arguments.threads, "rounds": arguments.rounds}
+    if busy := facts_before["load"] > 0.7:
+        print("the machine was busy when this began: the ratios mean little", file=sys.stderr)
+    facts = {**facts_before, "busy": busy, "threads": arguments.threads, "rounds": arguments.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()), end="\n\n")
     print(markdown(HEAD, [show(line) for line in rows]))
     if arguments.json:

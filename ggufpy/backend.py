@@ -409,7 +409,7 @@ class Backend(_Owner):
         self.device = device
         self._ptr = ffi.gc(ptr, C.ggml_backend_free)
         self._life = Lifetime(self._ptr)
-        self._n_threads = 0
+        self._n_threads: int | None = None  # ggml's default
         self._stop = ffi.new("int *")
         self._life.add(self._stop)
         C.ggufpy_backend_set_abort_callback(self._ptr, ffi.addressof(C, "ggufpy_stop"), self._stop)

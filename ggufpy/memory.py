@@ -20,7 +20,7 @@ from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
-__all__ = ["CacheInputs", "KVCache", "KVInputs", "Memory", "MicroBatch", "NoMemory", "Placement"]
+__all__ = ["CacheInputs", "KVCache", "KVInputs", "Memory", "MicroBatch", "NoMemory", "Placement", "Window"]
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -51,6 +51,18 @@ class Placement:
     n_kv: int = 0  # cells the graph has to look at
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which positions a token sees of those before it: the n last ones with its own, or all of its own run of n."""
+
+    n: int
+    chunked: bool = False
+
+    def first(self, position: Any) -> Any:
+        """Return the first position that the token at a position (or at each of an array of them) sees."""
+        return position // self.n * self.n if self.chunked else position - (self.n - 1)
+
+
 class Cells:
     """The cells of one stream: position and owners of each, and where the next token goes."""
 
@@ -67,23 +79,23 @@ class Cells:
         other.head, other.used, other.end = self.head, self.used, self.end
         return other
 
-    def find(self, n: int, n_swa: int) -> npt.NDArray[np.int64] | None:
+    def find(self, n: int, window: Window | None) -> npt.NDArray[np.int64] | None:
         """Find n cells, walking from the head round to it again: empty ones, and ones their window has left behind."""
         size = len(self.pos)
         head = 0 if self.head > self.used + 2 * n else self.head
         if self.end <= head and head + n <= size:
             return np.arange(head, head + n)
         free = self.pos < 0
-        if n_swa:
-            free |= self._left_behind(n_swa)
+        if window:
+            free |= self._left_behind(window)
         cells = np.concatenate((np.flatnonzero(free[head:]) + head, np.flatnonzero(free[:head])))
         return cells[:n] if len(cells) >= n else None
 
-    def _left_behind(self, n_swa: int) -> BoolArray:
+    def _left_behind(self, window: Window) -> BoolArray:
         single = self.has.sum(axis=0) == 1
         left = np.zeros(len(self.pos), np.bool_)
         for row in range(len(self.has)):
-            left |= single & self.has[row] & (self.max_pos(row) + 1 - self.pos >= n_swa)
+            left |= single & self.has[row] & (self.pos < window.first(self.max_pos(row) + 1))
         return left
 
     def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
@@ -132,12 +144,14 @@ class Cells:
         """Return a sequence's first position, a huge one if it has none."""
         return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
 
-    def visible(self, row: int, positions: IntArray, n_kv: int, n_swa: int, causal: bool = True) -> BoolArray:
+    def visible(
+        self, row: int, positions: IntArray, n_kv: int, window: Window | None, *, causal: bool = True
+    ) -> BoolArray:
         """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
         pos = self.pos[:n_kv]
         seen = self.has[row, :n_kv] & (pos <= positions[:, None] if causal else True)
-        if n_swa:
-            seen &= positions[:, None] - pos < n_swa
+        if window:
+            seen &= pos >= window.first(positions[:, None])
         return seen
 
 
@@ -164,10 +178,10 @@ class KVCache:
         options: CacheOptions,
         *,
         size: int,
-        n_swa: int,
+        window: Window | None,
         device_of: Callable[[int], Device],
     ) -> None:
-        self.config, self.options, self.size, self.n_swa = config, options, size, n_swa
+        self.config, self.options, self.size, self.window = config, options, size, window
         self.transposed_v = not options.flash_attn
         self.n_stream = 1 if options.unified else options.n_seq_max
         rows = options.n_seq_max if options.unified else 1
@@ -206,7 +220,7 @@ class KVCache:
         """Find cells for the tokens of a micro-batch; None where there is no room."""
         streams = [0] if self.n_stream == 1 else ubatch.seq_ids
         per_stream = len(ubatch.tokens) // len(streams)
-        found = [self.cells[stream].find(per_stream, self.n_swa) for stream in streams]
+        found = [self.cells[stream].find(per_stream, self.window) for stream in streams]
         cells = [c for c in found if c is not None]
         return Placement(streams, cells) if len(cells) == len(found) else None
 
@@ -328,7 +342,7 @@ class KVInputs:
             stream, row = cache.stream_row(seq_id)
             mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
             cells, positions = cache.cells[stream], ubatch.positions[mine]
-            seen[mine] = cells.visible(row, positions, n_kv, cache.n_swa, cache.options.causal)
+            seen[mine] = cells.visible(row, positions, n_kv, cache.window, causal=cache.options.causal)
             if bias is not None:
                 bias[mine] = -np.abs(cells.pos[:n_kv] - positions[:, None])
         return attention_mask(seen, bias, cache.options.flash_attn).reshape(self.mask.shape)
@@ -364,10 +378,11 @@ class Memory:
         self.cache_of_layer: dict[int, int] = {}
         size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch
         size_swa = size if swa_full else -(-min(size, size_swa) // N_KV_PAD) * N_KV_PAD
-        for layers, n, n_swa in ((full, size, 0), (windowed, size_swa, config.n_swa)):
+        window = Window(config.n_swa, config.swa_chunked) if windowed else None
+        for layers, n, seen in ((full, size, None), (windowed, size_swa, window)):
             if layers:
                 self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
-                self.caches.append(KVCache(config, layers, options, size=n, n_swa=n_swa, device_of=device_of))
+                self.caches.append(KVCache(config, layers, options, size=n, window=seen, device_of=device_of))
 
     def close(self) -> None:
         """Free all caches."""
@@ -387,7 +402,7 @@ class Memory:
     def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[KVInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.n_swa else "")
+            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
             for cache, placement in zip(self.caches, placements, strict=True)
         ]
 
@@ -405,7 +420,7 @@ class Memory:
         for cache in self.caches:
             stream, row = cache.stream_row(seq_id)
             cells = cache.cells[stream]
-            needed = max(0, n - cache.n_swa + 1) if cache.n_swa else 0
+            needed = max(0, cache.window.first(n)) if cache.window else 0
             if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
                 raise ContextLengthError(
                     f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "

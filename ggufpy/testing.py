@@ -18,6 +18,7 @@ import numpy as np
 from ggufpy import arch
 from ggufpy.arch import Config, Decoder, TensorSpec
 from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import GATING
 from ggufpy.gguf import GGMLType, GGUFWriter
 from ggufpy.types import quantize
 
@@ -34,15 +35,21 @@ CONTROL, NORMAL = 3, 1
 SHAPE: dict[str, Any] = {
     "n_ctx_train": 1024, "n_embd": 128, "n_layer": 3, "n_ff": 192, "n_head": 4, "n_head_kv": 2,
 }  # fmt: skip
-K_QUANT_SHAPE = {"n_embd": 256, "n_ff": 512}
+K_QUANT_SHAPE = {"n_embd": 256, "n_ff": 512, "n_ff_exp": 256, "n_ff_shexp": 256, "n_ff_chexp": 256}
+EXPERTS = {"n_expert": 8, "n_expert_used": 2}
 VALUES: dict[str, Any] = {
     "norm_rms_eps": 1e-5, "norm_eps": 1e-5, "clamp_kqv": 0.7, "attn_temperature_scale": 0.3, "yarn_beta_fast": 8.0,
     "yarn_beta_slow": 2.0, "rope_yarn_log_mul": 0.7, "attention_scale": 0.25, "attn_logit_softcapping": 3.0,
     "final_logit_softcapping": 5.0, "logit_scale": 1.5, "residual_scale": 0.5, "embedding_scale": 3.0,
     "rope_finetuned": False, "rope_sections": [4, 6, 6, 0], "rope_scaling_alpha": 50.0, "max_alibi_bias": 4.0,
+    "n_swa": 16, "n_ff_exp": 64, "n_ff_shexp": 160, "n_expert_shared": 2, "n_layer_dense_lead": 1,
+    "interleave_moe_layer_step": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
+    "n_ff_chexp": 96, "n_group_experts": 2, "expert_group_scale": 0.7, "n_rot_swa": 16, "attn_value_scale": 0.6,
+    "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0],
 }  # fmt: skip
 """Values that change the logits, for keys that some architectures read."""
 BESIDE: dict[str, dict[str, Any]] = {
+    "n_ff_shexp": EXPERTS,
     "attn_temperature_scale": {"n_ctx_orig_yarn": 8},
     "yarn_beta_fast": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
     "yarn_beta_slow": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
@@ -83,6 +90,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     if name == "llama":
         keys = {"llama.attention.scale": 0.25, "llama.expert_weights_scale": 2.0}
         found["ignored-keys"] = {"extra": keys}
+    if "n_swa" in declaration.keys:
+        found.pop("n-swa", None)
     for type in TYPES if name in EVERY_TYPE else (TYPES[zlib.crc32(name.encode()) % len(TYPES)],):
         found[type] = {"type": type}
     found |= {label: dict(variant) for label, variant in declaration.tiny_variants.items() if variant is not None}
@@ -112,28 +121,35 @@ def _window_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     if "n_swa" not in declaration.keys:
         return {}
     found: dict[str, dict[str, Any]] = {
-        "window": {"n_swa": 16, "n_layer": declaration.swa_period + 1},
+        "window": {"n_swa": 16, "n_layer": (declaration.swa_period or 2) + 1},
         "window-scaled": {"n_swa": 16, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "window-no-scaling": {"n_swa": 16, "rope_scaling_type": "none", "rope_scaling_factor": 4.0},
-        "window-pattern": {"n_swa": 16, "swa_pattern": 2},
         "window-array": {"n_swa": 24, "swa_pattern": [True, False, True]},
     }
+    if declaration.swa_period is not None:
+        found["window-pattern"] = {"n_swa": 16, "swa_pattern": 2}
     if "rope_freq_base_swa" in declaration.keys:
-        found["window-base"] = {"n_swa": 16, "rope_freq_base_swa": 500.0, "swa_pattern": 2}
+        pattern = {} if declaration.swa_period is None else {"swa_pattern": 2}
+        found["window-base"] = {"n_swa": 16, "rope_freq_base_swa": 500.0, **pattern}
     return found
 
 
 def _expert_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
-    if not declaration.moe:
+    moe = declaration.moe
+    if not moe:
         return {}
     found: dict[str, dict[str, Any]] = {
-        "experts": {"n_expert": 4, "n_expert_used": 2},
-        "one-expert": {"n_expert": 4, "n_expert_used": 1},
+        "one-expert": EXPERTS | {"n_expert_used": 1},
+        "expert-groups": EXPERTS | {"n_expert_groups": 4, "n_group_used": 2},
     }
+    if not moe.required:
+        found["experts"] = EXPERTS
     if declaration.expert_optional("gate"):
-        found["ungated-experts"] = {"n_expert": 4, "n_expert_used": 2, "gated": False, "scale": True}
-    if "n_ff_shexp" in declaration.keys:
-        found["shared-expert"] = {"n_expert": 4, "n_expert_used": 2, "n_ff_shexp": 64}
+        found["ungated-experts"] = EXPERTS | {"gated": False, "scale": moe.scale}
+    if moe.fused:
+        found["fused-experts"] = EXPERTS | {"fused_experts": True}
+    if "expert_gating_func" in declaration.keys:
+        found |= {f"gating-{gating.replace('_', '-')}": {"expert_gating_func": n} for n, gating in GATING.items()}
     return found
 
 
@@ -147,6 +163,8 @@ def write_tiny_model(
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
     separate_bias True writes three biases beside that matrix
+    fused_experts True writes the experts' gate and up as one matrix
+    or_shape      True takes the second shape where a tensor may have two
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
     without       leaves out another optional tensor, named as in a layer and without its suffix
     swa_pattern   the window pattern, a period or a bool for each layer
@@ -161,7 +179,9 @@ def write_tiny_model(
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
     kind = GGMLType[type.upper()]
-    shape = _shape(declaration) | (K_QUANT_SHAPE if kind.block_size > 32 else {}) | variant
+    shape = _shape(declaration) | variant
+    if kind.block_size > 32:
+        shape |= {field: n for field, n in K_QUANT_SHAPE.items() if field in shape or field in declaration.keys}
     metadata = _metadata(declaration, shape, switches)
     config = declaration.config(metadata)
     writer = GGUFWriter(path)
@@ -179,15 +199,18 @@ def write_tiny_model(
 
 
 _SWITCHES = {
-    "tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "without", "swa_pattern", "extra",
+    "tied", "bias", "separate_bias", "fused_qkv", "fused_experts", "scale", "rope_factors", "gated", "or_shape",
+    "without", "swa_pattern", "extra",
 }  # fmt: skip
 
 
 def _shape(declaration: type[Decoder]) -> dict[str, Any]:
     """Return the fields every small model of an architecture has."""
     required = {"norm_rms_eps" if declaration.norm == "rms" else "norm_eps": REQUIRED, **declaration.keys}
+    experts = EXPERTS if declaration.moe and declaration.moe.required else {}
     values = {**VALUES, **declaration.tiny}
-    return SHAPE | {f: values[f] for f, default in required.items() if default is REQUIRED} | dict(declaration.tiny)
+    needed = {f: values[f] for f, default in required.items() if default is REQUIRED}
+    return SHAPE | experts | needed | dict(declaration.tiny)
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +218,11 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
         metadata[f"{declaration.name}.{keys[field]}"] = value
-    if "swa_pattern" in switches:
-        metadata[f"{declaration.name}.attention.sliding_window_pattern"] = switches["swa_pattern"]
+    pattern = switches.get("swa_pattern")
+    if declaration.swa_period is None and pattern is None:
+        pattern = [il % 2 == 0 for il in range(shape["n_layer"])]
+    if pattern is not None:
+        metadata[f"{declaration.name}.attention.sliding_window_pattern"] = pattern
     return metadata | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -211,20 +237,25 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
 
 def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
-    fused = [f"blk.{il}.attn_qkv.weight" for il in range(config.n_layer)] if switches.get("fused_qkv") else []
+    names = {spec.name for spec in declaration.tensors(config)}
+    for switch, fused in (("fused_qkv", "attn_qkv"), ("fused_experts", "ffn_gate_up_exps")):
+        if switches.get(switch):
+            names |= {f"blk.{il}.{fused}.weight" for il in range(config.n_layer)}
     for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
-        for spec in (*declaration.layer_tensors(config, 0, ()), *_nextn(config.n_embd)):
+        for spec in (*declaration.layer_tensors(config, config.n_layer - 1, ()), *_nextn(config.n_embd)):
             if not spec.optional:
                 yield replace(spec, name=f"blk.{il}.{spec.name}")
-    for spec in declaration.tensors(config, fused):
+    for spec in declaration.tensors(config, names):
         name = spec.name
+        if spec.or_shape and switches.get("or_shape"):
+            spec = replace(spec, shape=spec.or_shape)
         if not spec.optional:
             yield spec
         elif name == "output.weight":
             if not switches.get("tied", True):
                 yield spec
         elif name.endswith(".bias"):
-            beside_fused = fused and any(f".attn_{role}." in name for role in "qkv")
+            beside_fused = switches.get("fused_qkv") and any(f".attn_{role}." in name for role in "qkv")
             if switches.get("separate_bias" if beside_fused else "bias"):
                 yield spec
         elif name.endswith(".scale"):

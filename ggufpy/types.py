@@ -31,8 +31,8 @@ NUMPY_TYPES: dict[GGMLType, np.dtype[Any]] = {
 
 # Made by kernels for their own use; ggml has no function that quantizes whole tensors to them.
 _INTERNAL = (GGMLType.Q8_1, GGMLType.Q8_K)
-# ggml squares, weights and sums the values; from about here on its searches meet infinities and abort.
-_MAX_VALUE = 1e9
+_MAX_VALUE = 65504.0  # blocks have f16 scales
+_MAX_WEIGHT = 1e9  # ggml squares and sums; its searches must not meet infinities, some of them abort
 
 
 def _check_table() -> None:
@@ -70,7 +70,7 @@ def quantize(
 
     Quantized types and bf16 take floats, which are rounded to float32 first; `imatrix` weighs the columns (float32
     [row length]). Raises GraphError for rows that do not fill whole blocks, a missing imatrix, values that are not
-    finite or lie beyond ±1e9 (block types only), integers that do not fit, and types that ggml cannot quantize to.
+    finite or lie beyond ±65504 (block types only), integers that do not fit, and types that ggml cannot quantize to.
     """
     kind = _kind(type)
     if array.ndim == 0 or array.size == 0:
@@ -112,8 +112,8 @@ def _imatrix(kind: GGMLType, row: int, imatrix: np.ndarray[Any, Any] | None) -> 
             raise GraphError(f"quantize: {kind.label} needs an importance matrix (imatrix)")
         return ffi.NULL
     weights = np.ascontiguousarray(imatrix, np.float32)
-    if weights.shape != (row,) or not (weights.min() >= 0 and weights.max() <= _MAX_VALUE):
-        raise GraphError(f"quantize: an imatrix of {row} finite numbers from 0 to {_MAX_VALUE:g} expected")
+    if weights.shape != (row,) or not (weights.min() >= 0 and weights.max() <= _MAX_WEIGHT):
+        raise GraphError(f"quantize: an imatrix of {row} finite numbers from 0 to {_MAX_WEIGHT:g} expected")
     return ffi.from_buffer("float[]", weights)
 
 

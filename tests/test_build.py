@@ -10,10 +10,12 @@ import importlib.util
 import io
 import os
 import re
+import runpy
 import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -380,3 +382,34 @@ def test_the_tile_configuration_is_stored(tmp_path: Path, language: str) -> None
     assert "" == done.stderr
     assert "ldtilecfg" in done.stdout
     assert re.search(r"movb\s+\$90,", done.stdout)
+
+
+# --- declarations ---
+
+
+@pytest.mark.parametrize(
+    ("topic", "right", "wrong"),
+    [
+        ("ops", "struct ggml_tensor * c, int n_dims", "struct ggml_context * c, int n_dims"),
+        ("types", "int64_t ne[4];", "int32_t ne[4];"),
+    ],
+)
+def test_the_compiler_checks_the_declarations(
+    build: ModuleType, tmp_path: Path, topic: str, right: str, wrong: str
+) -> None:
+    """A declaration that is not ggml's own does not compile, with the options of the real build."""
+    gcc, include = shutil.which("gcc"), build.UNPACKED / "ggml" / "include"
+    python = Path(sysconfig.get_paths()["include"])
+    if gcc is None or not include.is_dir() or not (python / "Python.h").is_file():
+        pytest.skip("needs gcc, Python's headers and the unpacked ggml")
+    shutil.copytree(ROOT / "ggufpy" / "_ffi", tmp_path / "ffi")
+    header = tmp_path / "ffi" / "decl" / f"{topic}.h"
+    text = header.read_text(encoding="utf-8")
+    assert right in text
+    header.write_text(text.replace(right, wrong), encoding="utf-8")
+    ffi = runpy.run_path(str(tmp_path / "ffi" / "build.py"))["ffi_builder"]({})
+    ffi.emit_c_code(str(tmp_path / "module.c"))
+    command = [gcc, "-fsyntax-only", f"-I{include}", f"-I{python}", *build.STRICT, str(tmp_path / "module.c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 0 != done.returncode
+    assert "incompatible" in done.stderr

@@ -113,7 +113,7 @@ def test_a_prompt_that_does_not_fit_is_an_error(smollm2_path, run):
     ("option", "value", "reason"),
     [
         ("--type-k", "f17", "type_k: expected one of f16, f32"),
-        ("--n-gpu-layers", -1, "n_gpu_layers: expected None or at least 0, got -1"),
+        ("--n-gpu-layers", -1, "n_gpu_layers: expected None (all) or an integer of at least 0, got -1"),
     ],
 )
 def test_options_out_of_range_are_wrong_usage(option, value, reason, smollm2_path, run):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ggufpy.memory import Cells, _hadamard, _largest_rotation
+from ggufpy.memory import Cells, Window, _hadamard, _largest_rotation
 
 SIZE, ROWS = 48, 3
 
@@ -75,7 +75,7 @@ def test_cells_follow_the_rules(seed: int, n_swa: int) -> None:
         choice = rng.random()
         if choice < 0.7:
             n = rng.choice([1, 1, 2, 5, 9])
-            found, expected = cells.find(n, n_swa), retold.find(n, n_swa)
+            found, expected = cells.find(n, Window(n_swa) if n_swa else None), retold.find(n, n_swa)
             assert (None if found is None else found.tolist()) == expected
             if expected is None:
                 continue
@@ -107,11 +107,22 @@ def test_visible_is_causal_windowed_and_of_one_sequence() -> None:
     cells = Cells(8, 2)
     cells.place(np.arange(4), np.arange(4, dtype=np.int32), 0)
     cells.place(np.arange(4, 6), np.arange(2, dtype=np.int32), 1)
-    seen = cells.visible(0, np.array([2, 3], np.int32), 8, 0)
+    seen = cells.visible(0, np.array([2, 3], np.int32), 8, None)
     assert seen.astype(int).tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
-    seen = cells.visible(0, np.array([3], np.int32), 8, 2)
+    seen = cells.visible(0, np.array([3], np.int32), 8, Window(2))
     assert seen.astype(int).tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
-    assert cells.visible(1, np.array([1], np.int32), 8, 0).astype(int).tolist() == [[0, 0, 0, 0, 1, 1, 0, 0]]
+    assert cells.visible(1, np.array([1], np.int32), 8, None).astype(int).tolist() == [[0, 0, 0, 0, 1, 1, 0, 0]]
+
+
+def test_chunked_windows_begin_at_multiples_of_their_size() -> None:
+    """A position sees what its chunk has of it, and cells of finished chunks are free for the next token."""
+    cells, window = Cells(8, 1), Window(4, chunked=True)
+    cells.place(np.arange(6), np.arange(6, dtype=np.int32), 0)
+    seen = cells.visible(0, np.array([3, 4, 5], np.int32), 6, window)
+    assert seen.astype(int).tolist() == [[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+    found = cells.find(6, window)
+    assert found is not None
+    assert found.tolist() == [6, 7, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("width", "n"), [(64, 64), (128, 128), (192, 64), (256, 256), (320, 64)])

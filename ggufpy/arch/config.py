@@ -83,10 +83,13 @@ class Config:
     n_expert_groups: int = _always("expert_group_count", 0, high=MAX_EXPERTS)
     n_group_used: int = _always("expert_group_used_count", 0, high=MAX_EXPERTS)
     is_swa: tuple[bool, ...] = _derived(())
+    swa_chunked: bool = _derived(False)
+    """Windows begin at multiples of `n_swa` and do not slide."""
 
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
     norm_eps: float = _asked("attention.layer_norm_epsilon", 0.0, high=1.0)
     n_swa: int = _asked("attention.sliding_window", 0)
+    n_rot_swa: int = _asked("rope.dimension_count_swa", 0, high=65536)
     rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0, low=TINY, high=HUGE)
     yarn_ext_factor: float = _asked("rope.scaling.yarn_ext_factor", -1.0, low=-1.0)
     yarn_attn_factor: float = _asked("rope.scaling.yarn_attn_factor", 1.0)
@@ -94,11 +97,13 @@ class Config:
     yarn_beta_slow: float = _asked("rope.scaling.yarn_beta_slow", 1.0)
     rope_yarn_log_mul: float = _asked("rope.scaling.yarn_log_multiplier", 0.0)
     rope_scaling_alpha: float = _asked("rope.scaling.alpha", 0.0)
+    rope_pattern: tuple[bool, ...] = _asked("attention.rope_pattern", (), per_layer=True)
     rope_finetuned: bool = _asked("rope.scaling.finetuned", False)
     rope_sections: tuple[int, ...] = _asked("rope.dimension_sections", (), count=4)
     attention_scale: float = _asked("attention.scale", 0.0)
     attn_output_scale: float = _asked("attention.output_scale", 0.0)
     attn_logit_softcapping: float = _asked("attn_logit_softcapping", 0.0)
+    attn_value_scale: float = _asked("attention.value_scale", 0.0)
     attn_temperature_scale: float = _asked("attention.temperature_scale", 0.0)
     clamp_kqv: float = _asked("attention.clamp_kqv", 0.0)
     max_alibi_bias: float = _asked("attention.max_alibi_bias", 0.0)
@@ -112,6 +117,11 @@ class Config:
     n_expert_shared: int = _asked("expert_shared_count", 0, high=MAX_EXPERTS)
     n_layer_dense_lead: int = _asked("leading_dense_block_count", 0, high=MAX_LAYERS)
     interleave_moe_layer_step: int = _asked("interleave_moe_layer_step", 0, high=MAX_LAYERS)
+    n_ff_chexp: int = _asked("expert_chunk_feed_forward_length", 0)
+    n_group_experts: int = _asked("experts_per_group", 0, low=1, high=MAX_EXPERTS)
+    expert_group_scale: float = _asked("expert_group_scale", 0.0)
+    swiglu_clamp_exp: tuple[float, ...] = _asked("swiglu_clamp_exp", (), per_layer=True)
+    swiglu_clamp_shexp: tuple[float, ...] = _asked("swiglu_clamp_shexp", (), per_layer=True)
     expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
     expert_weights_norm: bool = _asked("expert_weights_norm", False)
     expert_gating_func: int = _asked("expert_gating_func", 0, high=4)
@@ -122,7 +132,7 @@ class Config:
         metadata: Mapping[str, Any],
         asked: Mapping[str, Any],
         *,
-        swa_pattern: tuple[int, bool] = (0, False),
+        swa_pattern: tuple[int | None, bool] = (0, False),
         check: Callable[[Config], Iterable[str]] | None = None,
         path: str = "",
     ) -> Config:
@@ -197,6 +207,8 @@ class _Reader:
             if len(value) != n:
                 self.fault(key.name, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
                 return None
+            if kind is bool:  # some writers have no bools
+                value = [bool(v) if type(v) is int else v for v in value]
             return tuple(value) if all(self._fits(key, kind, v) for v in value) else None
         value = self.read(key, kind, default)
         return value if value is None or isinstance(value, tuple) else (value,) * n
@@ -220,7 +232,7 @@ def _show(value: object) -> str:
     return f"{value!r:.60}" + ("" if not isinstance(value, str) else " (a string)")
 
 
-def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int, bool]) -> None:
+def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | None, bool]) -> None:
     """Fill in what follows from other keys, in llama.cpp's way, and check what must agree."""
     values["n_head_kv"] = values["n_head_kv"] or values["n_head"]
     values["n_ctx_orig_yarn"] = values["n_ctx_orig_yarn"] or values["n_ctx_train"]
@@ -243,7 +255,17 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int, boo
         reader.fault("expert_used_count", f"1 to {values['n_expert']} (expert_count)", values["n_expert_used"])
     if not values["n_expert"] and values["n_expert_used"]:
         reader.fault("expert_used_count", "0, as there is no expert_count", values["n_expert_used"])
+    _check_groups(values, reader)
     values["is_swa"] = _window_layers(values, reader, *swa_pattern)
+
+
+def _check_groups(values: dict[str, Any], reader: _Reader) -> None:
+    """Check that the experts fall into equal groups of at least two, of which a token uses some but not all."""
+    n, n_expert, n_used = values["n_expert_groups"], values["n_expert"], values["n_group_used"]
+    if n > 1 and (n_expert % n or n_expert < 2 * n):
+        reader.fault("expert_group_count", f"groups of equal size of {n_expert} experts, two at least in each", n)
+    elif n > 1 and not 0 < n_used < n:
+        reader.fault("expert_group_used_count", f"1 to {n - 1}", n_used)
 
 
 def _leave_out_nextn(values: dict[str, Any], reader: _Reader) -> None:
@@ -259,19 +281,22 @@ def _leave_out_nextn(values: dict[str, Any], reader: _Reader) -> None:
         values["is_swa"] = values["is_swa"][:-n_nextn]
 
 
-def _window_layers(values: dict[str, Any], reader: _Reader, period: int, dense_first: bool) -> tuple[bool, ...]:
+def _window_layers(values: dict[str, Any], reader: _Reader, period: int | None, dense_first: bool) -> tuple[bool, ...]:
     """Say which layers see only a window: an array in the file, or a period of which one layer sees everything."""
     n_layer: int = values["n_layer"]
     if not values.get("n_swa"):
         return (False,) * n_layer
     name = "attention.sliding_window_pattern"
     pattern: Any = reader.metadata.get(f"{reader.architecture}.{name}", period)
-    if type(pattern) is int and 0 <= pattern <= INT_MAX:
+    if type(pattern) is int and 0 <= pattern <= INT_MAX and period is not None:
         full = 0 if dense_first else pattern - 1
         return tuple(bool(pattern == 0 or il % pattern != full) for il in range(n_layer))
-    if isinstance(pattern, Sequence) and len(pattern) == n_layer and all(type(v) is bool for v in pattern):
+    if isinstance(pattern, Sequence) and len(pattern) == n_layer and all(type(v) in (bool, int) for v in pattern):
         return tuple(bool(v) for v in pattern)
-    reader.fault(name, f"an integer or {n_layer} bools", pattern)
+    if pattern is None:
+        reader.faults.append(f"{reader.architecture}.{name}: the key is missing")
+    else:
+        reader.fault(name, f"{'' if period is None else 'an integer or '}{n_layer} bools", pattern)
     return (False,) * n_layer
 
 

@@ -25,7 +25,7 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
-    "ALIBI_8", "IMROPE", "MROPE", "NEOX", "NORM",
+    "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
@@ -34,6 +34,8 @@ MROPE, IMROPE = 8, 40  # as NEOX, by four positions a token: in sections of a he
 PREC_F32 = 10
 HINT_HADAMARD = 1
 ALIBI_8 = 8.0
+CLAMP_MIN = 1e-6
+"""Limits of SwiGLU that are no larger mean none."""
 MIN_F16 = 6.103515625e-5
 
 Presence = bool | None
@@ -129,15 +131,21 @@ class GraphInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """How a router's logits become the weights of the chosen experts (llama.cpp's build_moe_ffn).
+    """What experts a model has, and how a router's logits become the weights of the chosen (build_moe_ffn).
 
-    `gating` and `normalize` may be left to the file's `expert_gating_func` and `expert_weights_norm` with None.
+    An architecture that reads `expert_gating_func` lets the file say so, with `gating` for files that do not; None for
+    either leaves it to the file alone (`normalize`: to `expert_weights_norm`).
     """
 
+    required: bool = True  # False: the same name stands for dense models too
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
-    bias: Presence = False  # exp_probs_b, added for the choice only
+    bias: Presence = False  # added for the choice only
+    bias_name: str = "exp_probs_b.bias"
+    split_ff: bool = False  # without a width of their own, the experts of a token share feed_forward_length
     shared: bool = False  # experts that every token uses
+    fused: bool = False  # the file may have gate and up as one matrix
+    scale: bool = False  # the file may have scales of the experts' matrices
     expert_bias: bool = False
     select_logits: bool = False  # choose by the logits, whatever the gating
     weight_first: bool = False  # weigh what goes into the experts, not what comes out
@@ -156,8 +164,9 @@ class Decoder:
     # --- keys
     keys: ClassVar[Mapping[str, Any]] = {}
     """Optional fields of `Config` that this architecture reads, with their defaults."""
-    swa_period: ClassVar[int] = 0
-    """With a window: of each run of that many layers the last one sees everything (or the first: `swa_dense_first`)."""
+    swa_period: ClassVar[int | None] = 0
+    """With a window: of each run of that many layers the last one sees everything (or the first: `swa_dense_first`), if
+    the file does not say otherwise; None if it has to say it for each layer."""
     swa_dense_first: ClassVar[bool] = False
     swa_scaled: ClassVar[bool] = False
     """Windowed layers rotate with the file's base and scale too, unless it has a base for them."""
@@ -200,7 +209,10 @@ class Decoder:
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
     "full" row, or after that, by head ("rotated")."""
     qk_norm_weight: ClassVar[Presence] = True
-    sinks: ClassVar[bool] = False
+    sinks: ClassVar[Presence] = False
+    attn_gate: ClassVar[str] = ""
+    """The function ("sigmoid", "softplus") of a gate that weakens attention's output before the last matrix."""
+    gate_per: ClassVar[str] = "element"  # or "head", or "either" as the file has it
     scale_query: ClassVar[bool] = False
     """The attention scale multiplies the queries, not the scores."""
     ffn_gate: ClassVar[bool] = True
@@ -235,6 +247,10 @@ class Decoder:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
+        if cls.moe and cls.moe.required and not c.n_expert:
+            yield "expert_count: the key is missing or 0"
+        if cls.moe and c.n_expert and not cls.moe.gating and c.expert_gating_func not in GATING:
+            yield "expert_gating_func: the key is missing or 0"
 
     @classmethod
     def adjust(cls, c: Config) -> Config:
@@ -316,14 +332,18 @@ class Decoder:
             for role, n in (("q", n_head), ("k", n_head_kv)):
                 shape = {"full": (widths[role],), "heads": (c.n_embd_head_k, n)}.get(cls.qk_norm, (c.n_embd_head_k,))
                 yield TensorSpec(f"attn_{role}_norm.weight", shape, optional, f32=True)
-        if cls.sinks:
-            yield TensorSpec("attn_sinks.weight", (n_head,))
+        if cls.sinks is not False:
+            yield TensorSpec("attn_sinks.weight", (n_head,), optional=cls.sinks is None)
+        if cls.attn_gate:
+            per_element, per_head = (c.n_embd, c.n_embd_head_v * n_head), (c.n_embd, n_head)
+            first, other = (per_head, per_element) if cls.gate_per == "head" else (per_element, per_head)
+            yield TensorSpec("attn_gate.weight", first, or_shape=other if cls.gate_per == "either" else ())
 
     @classmethod
     def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's FFN, dense or with experts."""
-        if cls.is_moe(c, il):
-            yield from cls.moe_tensors(c, il)
+        if cls.is_moe(c, il, has):
+            yield from cls.moe_tensors(c, il, has)
         else:
             yield from cls.dense_tensors(c, c.n_ff[il])
 
@@ -337,22 +357,26 @@ class Decoder:
         yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, bias, scale=cls.ffn_scale)
 
     @classmethod
-    def moe_tensors(cls, c: Config, il: int) -> Iterator[TensorSpec]:
+    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's router and experts."""
         assert cls.moe is not None
-        n_ff, n_embd, n_expert, bias = cls.n_ff_exp(c, il), c.n_embd, c.n_expert, cls.moe.expert_bias
-        yield TensorSpec("ffn_gate_inp.weight", (n_embd, n_expert))
-        if bias:
+        moe, n_ff, n_expert = cls.moe, cls.n_ff_exp(c, il), c.n_expert
+        yield TensorSpec("ffn_gate_inp.weight", (c.n_embd, n_expert))
+        if moe.expert_bias:
             yield TensorSpec("ffn_gate_inp.bias", (n_expert,))
-        for role, n_in, n_out in (("gate", n_embd, n_ff), ("up", n_embd, n_ff), ("down", n_ff, n_embd)):
+        if moe.fused and "ffn_gate_up_exps.weight" in has:
+            matrices = [("gate_up", c.n_embd, n_ff * 2), ("down", n_ff, c.n_embd)]
+        else:
+            matrices = [("gate", c.n_embd, n_ff), ("up", c.n_embd, n_ff), ("down", n_ff, c.n_embd)]
+        for role, n_in, n_out in matrices:
             yield TensorSpec(f"ffn_{role}_exps.weight", (n_in, n_out, n_expert), optional=cls.expert_optional(role))
-            if bias:
-                yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert))
-            elif cls.ffn_scale:
+            if moe.expert_bias:
+                yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert), f32=True)
+            if moe.scale and role != "gate_up":
                 yield TensorSpec(f"ffn_{role}_exps.scale", (n_expert,), optional=True)
-        if cls.moe.bias is not False:
-            yield TensorSpec("exp_probs_b.bias", (n_expert,), optional=cls.moe.bias is None)
-        if cls.moe.shared and (width := cls.n_ff_shexp(c, il)):
+        if moe.bias is not False:
+            yield TensorSpec(moe.bias_name, (n_expert,), optional=moe.bias is None)
+        if moe.shared and (width := cls.n_ff_shexp(c, il)):
             yield from cls.dense_tensors(c, width, "_shexp")
 
     @classmethod
@@ -364,15 +388,16 @@ class Decoder:
             yield TensorSpec(f"{role}.bias", (width,), optional=cls.norm_bias is None)
 
     @classmethod
-    def is_moe(cls, c: Config, il: int) -> bool:
-        """Say whether a layer has experts."""
+    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
+        """Say whether a layer has experts, by the keys or by the names it has in the file."""
         step = c.interleave_moe_layer_step or 1
         return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 
     @classmethod
     def n_ff_exp(cls, c: Config, il: int) -> int:
         """Return an expert's width."""
-        return c.n_ff_exp[il] if c.n_ff_exp else c.n_ff[il]
+        own = c.n_ff_exp[il] if c.n_ff_exp else 0
+        return own or c.n_ff[il] // (c.n_expert_used if cls.moe and cls.moe.split_ff else 1)
 
     @classmethod
     def n_ff_shexp(cls, c: Config, il: int) -> int:
@@ -551,7 +576,24 @@ class Decoder:
         q, k, v = self.qkv(x, il)
         q, k = self.position(q, k, il)
         cur = self.attend(q, k, v, il)
+        if self.attn_gate:
+            cur = self.weaken(cur, x, il)
         return self.named(self.linear(cur, f"blk.{il}.attn_output"), "attn_out", il)
+
+    def weaken(self, cur: Tensor, x: Tensor, il: int) -> Tensor:
+        """Multiply attention's output by a gate made of attention's input, one value for each element or head."""
+        weight = self.w.get(f"blk.{il}.attn_gate.weight")
+        if weight is None:
+            return cur
+        g, n_head, n_tokens = self.g, self.c.n_head[il], cur.ne[1]
+        gate = g.mul_mat(weight, x)
+        gate = self.named(g.sigmoid(gate) if self.attn_gate == "sigmoid" else g.softplus(gate), "attn_gate", il)
+        if gate.ne[0] == n_head:
+            heads = g.reshape_3d(cur, cur.ne[0] // n_head, n_head, n_tokens)
+            gated = g.reshape_2d(g.mul(heads, g.reshape_3d(gate, 1, n_head, n_tokens)), *cur.ne[:2])
+        else:
+            gated = g.mul(cur, gate)
+        return self.named(gated, "attn_gated", il)
 
     def store_only(self, x: Tensor, il: int) -> None:
         """Compute a layer's keys and values and store them, and nothing else."""
@@ -667,7 +709,7 @@ class Decoder:
 
     def n_rot(self, il: int) -> int:
         """Return how many values of a head rotate."""
-        return self.c.n_rot
+        return self.c.n_rot_swa or self.c.n_rot if self.c.is_swa[il] else self.c.n_rot
 
     def rope_of(self, il: int) -> Rope:
         """Return a layer's rotation: windowed layers may have a base and a scale of their own."""
@@ -736,8 +778,7 @@ class Decoder:
         else:
             kq = g.mul_mat(keys, q)  # [n_kv, n_tokens, n_head, n_stream]
             g.prec_set_acc(self.named(kq, "kq", il), PREC_F32)
-            if self.c.attn_logit_softcapping:
-                kq = self.softcap(kq, self.c.attn_logit_softcapping)
+            kq = self.bounded(kq)
             kq = self.named(g.soft_max_ext(kq, kv.mask, scale, max_bias), "kq_soft_max", il)
             g.soft_max_add_sinks(kq, sinks)
             cur = self.named(g.mul_mat(values, kq), "kqv", il)  # [n_embd_head_v, n_tokens, n_head, n_stream]
@@ -745,6 +786,10 @@ class Decoder:
             cur = g.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
         self.graph.expand(self.named(cur, "kqv_out", il))
         return self.hadamard(cur, kv.v_rot) if kv.v_rot is not None else cur
+
+    def bounded(self, kq: Tensor) -> Tensor:
+        """Bound the scores where the architecture does; flash attention does it by itself."""
+        return self.softcap(kq, self.c.attn_logit_softcapping) if self.c.attn_logit_softcapping else kq
 
     def hadamard(self, x: Tensor, rot: Tensor) -> Tensor:
         """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""
@@ -758,7 +803,7 @@ class Decoder:
 
     def feed_forward(self, x: Tensor, il: int) -> Tensor:
         """Compute a layer's FFN, [n_embd, n_tokens]: dense, or experts and those that all tokens share."""
-        if not self.is_moe(self.c, il):
+        if f"blk.{il}.ffn_gate_inp.weight" not in self.w:
             return self.named(self.ffn(x, f"blk.{il}", il), "ffn_out", il)
         out = self.experts(x, il)
         if f"blk.{il}.ffn_up_shexp.weight" in self.w:
@@ -806,36 +851,43 @@ class Decoder:
     def gating(self) -> tuple[str, bool]:
         """Return how logits become weights, and whether these are made to sum to one."""
         assert self.moe is not None
-        gating = self.moe.gating or GATING[self.c.expert_gating_func]
+        gating = GATING.get(self.c.expert_gating_func, self.moe.gating)
+        assert gating is not None
         return gating, self.c.expert_weights_norm if self.moe.normalize is None else self.moe.normalize
 
     def experts(self, x: Tensor, il: int, logits: Tensor | None = None) -> Tensor:
         """Route each token to its best experts and add up their weighted outputs, [n_embd, n_tokens]."""
-        g, c, blk, moe = self.g, self.c, f"blk.{il}", self.moe
-        assert moe is not None
-        n_embd, n_tokens, n_used = x.ne[0], x.ne[1], c.n_expert_used
-        gating, normalize = self.gating()
+        assert self.moe is not None
         logits = self.router_logits(x, il) if logits is None else logits
-        probs = self.named(self.probabilities(logits, gating), "ffn_moe_probs", il)
-        ids = self.choose(logits if moe.select_logits else probs, il)  # [n_used, n_tokens]
-        ids = self.named(ids, "ffn_moe_topk", il)
-        weights = g.get_rows(g.reshape_3d(probs, 1, c.n_expert, n_tokens), ids)  # [1, n_used, n_tokens]
+        probs = self.named(self.probabilities(logits, self.gating()[0]), "ffn_moe_probs", il)
+        ids = self.named(self.choose(logits if self.moe.select_logits else probs, il), "ffn_moe_topk", il)
+        return self.mix(x, ids, self.weigh(probs, ids), il)
+
+    def weigh(self, probs: Tensor, ids: Tensor) -> Tensor:
+        """Turn the probabilities of the chosen experts ([n_used, n_tokens]) into weights, [1, n_used, n_tokens]."""
+        g, (n_used, n_tokens, *_) = self.g, ids.ne
+        gating, normalize = self.gating()
+        weights = g.get_rows(g.reshape_3d(probs, 1, *probs.ne[:2]), ids)
         if gating == "softmax_weight":
             weights = g.reshape_3d(g.soft_max(g.reshape_2d(weights, n_used, n_tokens)), 1, n_used, n_tokens)
         if normalize:
             weights = g.reshape_2d(weights, n_used, n_tokens)
             total = g.clamp(g.sum_rows(weights), MIN_F16, math.inf)
             weights = g.reshape_3d(g.div(weights, total), 1, n_used, n_tokens)
-        if c.expert_weights_scale not in (0.0, 1.0):
-            weights = g.scale(weights, f32(c.expert_weights_scale))
-        self.graph.expand(weights)
+        if self.c.expert_weights_scale not in (0.0, 1.0):
+            weights = g.scale(weights, f32(self.c.expert_weights_scale))
+        return self.graph.expand(weights)
 
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, il: int, suffix: str = "_exps") -> Tensor:
+        """Compute the chosen experts and add up their outputs by their weights, [n_embd, n_tokens]."""
+        assert self.moe is not None
+        g, (n_embd, n_tokens, *_), n_used, blk = self.g, x.ne, ids.ne[0], f"blk.{il}"
         cur = g.reshape_3d(x, n_embd, 1, n_tokens)
-        if moe.weight_first:
+        if self.moe.weight_first:
             cur = g.mul(g.repeat_4d(cur, n_embd, n_used, n_tokens, 1), weights)
-        gate, up = self.gate_and_up(cur, ids, blk)  # [n_ff, n_used, n_tokens]
-        cur = self.expert_linear(self.activate_experts(gate, up, il), f"{blk}.ffn_down_exps", ids)
-        if not moe.weight_first:
+        gate, up = self.gate_and_up(cur, ids, blk, suffix)  # [n_ff, n_used, n_tokens]
+        cur = self.expert_linear(self.activate_experts(gate, up, il), f"{blk}.ffn_down{suffix}", ids)
+        if not self.moe.weight_first:
             cur = g.mul(cur, weights)  # [n_embd, n_used, n_tokens]
         return self.named(self.add_up(cur, n_embd, n_tokens, n_used), "ffn_moe_out", il)
 
@@ -848,9 +900,12 @@ class Decoder:
         return self.g.sqrt(self.g.softplus(logits)) if gating == "sqrt_softplus" else logits
 
     def choose(self, scores: Tensor, il: int) -> Tensor:
-        """Choose the best experts of each token, of its best groups where there are groups: i32 [n_used, n_tokens]."""
+        """Choose the best experts of each token, of its best groups where there are groups: i32 [n_used, n_tokens].
+
+        Scores that are not numbers come out in some order, but the numbers of experts stay sound.
+        """
         g, c = self.g, self.c
-        bias = self.w.get(f"blk.{il}.exp_probs_b.bias")
+        bias = self.w.get(f"blk.{il}.{self.moe.bias_name}") if self.moe else None
         if bias is not None:
             scores = g.add(scores, bias)
         if c.n_expert_groups > 1:
@@ -869,20 +924,20 @@ class Decoder:
         kept = g.set_rows(g.fill(groups, -math.inf), g.get_rows(groups, best), best)
         return g.reshape_2d(kept, c.n_expert, n_tokens)
 
-    def gate_and_up(self, x: Tensor, ids: Tensor, blk: str) -> tuple[Tensor | None, Tensor]:
+    def gate_and_up(self, x: Tensor, ids: Tensor, blk: str, suffix: str) -> tuple[Tensor | None, Tensor]:
         """Multiply by the chosen experts' first matrices, which may be one."""
         g = self.g
-        if f"{blk}.ffn_gate_up_exps.weight" in self.w:
-            both = self.expert_linear(x, f"{blk}.ffn_gate_up_exps", ids)
+        if f"{blk}.ffn_gate_up{suffix}.weight" in self.w:
+            both = self.expert_linear(x, f"{blk}.ffn_gate_up{suffix}", ids)
             n_ff, (_, n_used, n_tokens, _) = both.ne[0] // 2, both.ne
             gate, up = (
                 g.view_3d(both, n_ff, n_used, n_tokens, both.nb[1], both.nb[2], offset)
                 for offset in (0, n_ff * both.nb[0])
             )
             return gate, up
-        up = self.expert_linear(x, f"{blk}.ffn_up_exps", ids)
-        has_gate = f"{blk}.ffn_gate_exps.weight" in self.w
-        return self.expert_linear(x, f"{blk}.ffn_gate_exps", ids) if has_gate else None, up
+        up = self.expert_linear(x, f"{blk}.ffn_up{suffix}", ids)
+        has_gate = f"{blk}.ffn_gate{suffix}.weight" in self.w
+        return self.expert_linear(x, f"{blk}.ffn_gate{suffix}", ids) if has_gate else None, up
 
     def activate_experts(self, gate: Tensor | None, up: Tensor, il: int) -> Tensor:
         """Apply the activation within the experts."""

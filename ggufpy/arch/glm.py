@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.decoder import Decoder
+from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-__all__ = ["Glm4"]
+__all__ = ["Glm4", "Glm4Moe"]
 
 
 class Glm4(Decoder):
@@ -17,4 +18,23 @@ class Glm4(Decoder):
     post_norms = ("post_attention_norm", "post_ffw_norm")
     ffn_fused = True
     ffn_scale = False
+    prec_f32 = True
+
+
+class Glm4Moe(Decoder):
+    """GLM 4.5 and 4.6: Llama's layers with experts after some dense layers; the largest normalizes queries and keys."""
+
+    name = "glm4moe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "expert_weights_scale": 0.0,
+        "expert_weights_norm": False, "expert_gating_func": 0, "rope_sections": (),
+    }  # fmt: skip
+    partial_rope = True
+    nextn = True
+    rope = NEOX
+    qk_norm = "head"
+    qk_norm_weight = None
+    ffn_norm = "post_attention_norm"
+    ffn_scale = False
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True, split_ff=True)
     prec_f32 = True

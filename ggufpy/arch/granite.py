@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Moe
+from ggufpy.arch.decoder import Decoder, Moe, Rope, linear
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
 
-__all__ = ["Granite", "MiniCPM"]
+__all__ = ["Granite", "GraniteMoe", "GraniteSwa", "MiniCPM"]
 
 
 class Granite(Decoder):
@@ -24,7 +27,7 @@ class Granite(Decoder):
     output_bias = None
     ffn_bias = None
     ffn_scale = False
-    moe = Moe(shared=True)
+    moe = Moe(required=False, shared=True)
 
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
@@ -37,6 +40,51 @@ class Granite(Decoder):
     @classmethod
     def expert_optional(cls, role: str) -> bool:
         return role == "gate"
+
+
+class GraniteMoe(Granite):
+    """Granite MoE: the same model by another name, always rotated."""
+
+    name = "granitemoe"
+    keys = {key: default for key, default in Granite.keys.items() if key != "rope_finetuned"}
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        return True
+
+
+class GraniteSwa(GraniteMoe):
+    """Granite with windows: attention sinks, layers with and without rotation, gate and up as one matrix."""
+
+    name = "granite_swa"
+    keys = {**GraniteMoe.keys, "n_swa": REQUIRED, "rope_pattern": ()}
+    swa_period = None
+    sinks = True
+    moe = Moe(required=False, shared=True, fused=True)
+    tiny_variants = {"rope-pattern": {"rope_pattern": [False, True, False]}}
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        return not c.rope_pattern or c.rope_pattern[il]
+
+    def rope_of(self, il: int) -> Rope:
+        return self.inputs.rope
+
+    @classmethod
+    def expert_optional(cls, role: str) -> bool:
+        return False
+
+    @classmethod
+    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+        if not suffix:
+            yield from super().dense_tensors(c, n_ff)
+            return
+        yield from linear(f"ffn_up{suffix}", c.n_embd, n_ff * 2, False, scale=False)
+        yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, False, scale=False)
+
+    def shared_expert(self, x: Tensor, il: int) -> Tensor:
+        cur = self.activate_fused(self.linear(x, f"blk.{il}.ffn_up_shexp"))
+        return self.named(self.linear(cur, f"blk.{il}.ffn_down_shexp"), "ffn_shexp", il)
 
 
 def _residual_scale(fields: dict[str, Any]) -> float:

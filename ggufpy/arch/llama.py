@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import Decoder, Moe
+from collections.abc import Iterator
+from dataclasses import replace
 
-__all__ = ["Llama", "Mistral3", "SmolLM3"]
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import Decoder, Has, Moe, f32
+from ggufpy.graph import Tensor
+
+__all__ = ["Llama", "Llama4", "Mistral3", "SmolLM3"]
+
+WINDOW = 8192
+N_EXPERT_MAVERICK = 128
 
 
 class Llama(Decoder):
@@ -18,7 +25,7 @@ class Llama(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    moe = Moe()
+    moe = Moe(required=False, scale=True)
 
     @classmethod
     def expert_optional(cls, role: str) -> bool:
@@ -42,3 +49,57 @@ class SmolLM3(Decoder):
     name = "smollm3"
     no_rope_step = 4
     ffn_scale = False
+
+
+class Llama4(Decoder):
+    """Llama 4: windows that do not slide in three layers of four; the fourth knows no positions but for a temperature.
+
+    Queries and keys are normalized after their rotation (not in the 128-expert model); the experts' inputs are weighed.
+    """
+
+    name = "llama4"
+    keys = {
+        "n_ff_exp": REQUIRED, "interleave_moe_layer_step": REQUIRED, "n_swa": WINDOW, "rope_freq_base_swa": 0.0,
+    }  # fmt: skip
+    swa_period = 4
+    swa_scaled = True
+    no_rope_step = 4
+    rope_factors = "freqs"
+    ffn_scale = False
+    moe = Moe(gating="sigmoid", normalize=False, shared=True, select_logits=True, weight_first=True)
+    tiny = {"n_layer": 4}
+    tiny_variants = {
+        "window-array": {"swa_pattern": [True, False, True, True]},
+        "all-experts": {"interleave_moe_layer_step": 1},
+        "maverick": {"n_expert": N_EXPERT_MAVERICK, "n_expert_used": 1},
+    }
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if not c.n_swa:
+            yield "attention.sliding_window: 0 (no windows) is not supported"
+
+    @classmethod
+    def adjust(cls, c: Config) -> Config:
+        return replace(c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
+
+    @classmethod
+    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
+        step = c.interleave_moe_layer_step
+        return step > 0 and (il + 1) % step == 0
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return cls.n_ff_exp(c, il)
+
+    @classmethod
+    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
+        return () if cls.rotates(c, il) else (0.1, WINDOW, 1.0)
+
+    def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        q, k = super().position(q, k, il)
+        if not self.rotates(self.c, il) or self.c.n_expert == N_EXPERT_MAVERICK:
+            return q, k
+        eps = f32(self.c.norm_rms_eps)
+        return self.g.rms_norm(q, eps), self.g.rms_norm(k, eps)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ggufpy.arch.decoder import NEOX, Decoder, Rope
+from ggufpy.arch.decoder import NEOX, Decoder, Moe, Rope
 
-__all__ = ["Olmo2"]
+__all__ = ["Olmo2", "OlmoE"]
 
 
 class Olmo2(Decoder):
@@ -26,3 +26,15 @@ class Olmo2(Decoder):
         """Rotate without scaling in windowed layers."""
         r = self.inputs.rope
         return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
+
+
+class OlmoE(Decoder):
+    """OLMoE: norms of whole rows of queries and keys, and experts whose weights do not add up to one."""
+
+    name = "olmoe"
+    tie = False
+    rope = NEOX
+    qk_norm = "full"
+    moe = Moe(normalize=False)
+    tiny = {"n_head_kv": 4}
+    tiny_variants = {"one-kv-head": None}

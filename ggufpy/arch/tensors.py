@@ -24,7 +24,7 @@ class TensorSpec:
 
     `indexed` marks a table whose rows are looked up by number (GET_ROWS) and so is never repacked, `f32` one that may
     have no other type, as all vectors, `unused` a tensor that files have and no graph needs: it may have any shape and
-    is not loaded.
+    is not loaded. `or_shape` is another shape that a file may choose.
     """
 
     name: str
@@ -32,6 +32,7 @@ class TensorSpec:
     optional: bool = False
     indexed: bool = False
     f32: bool = False
+    or_shape: tuple[int, ...] = ()
     unused: bool = False
 
 
@@ -44,8 +45,9 @@ def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:
         if info is None:
             if not spec.optional:
                 faults.append(f"{spec.name}: missing, expected {expected}")
-        elif _unpadded(spec.shape) != _unpadded(found := info.shape[::-1]):
-            faults.append(f"{spec.name}: expected {expected}, file has {list(found)}")
+        elif _unpadded(found := info.shape[::-1]) not in (_unpadded(spec.shape), _unpadded(spec.or_shape)):
+            other = f" or {list(spec.or_shape)}" if spec.or_shape else ""
+            faults.append(f"{spec.name}: expected {expected}{other}, file has {list(found)}")
         elif 0 in spec.shape:
             faults.append(f"{spec.name}: {expected} has no elements")
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import chain, pairwise
+from weakref import WeakMethod
 
 from ggufpy.tokenizer.pretokenizers import PreTokenizer, splitter
 from ggufpy.tokenizer.utf8 import decode_lenient
@@ -35,10 +36,12 @@ class _Words(dict[str, tuple[int, ...]]):
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._encode = encode
+        self._encode = WeakMethod(encode)  # weak: who encodes holds this
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self._encode(word)
+        encode = self._encode()
+        assert encode is not None
+        ids = encode(word)
         if len(word) <= _LONG:
             if len(self) >= _MAX_CACHED_WORDS:
                 self.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
+from weakref import WeakMethod
 
 from ggufpy.errors import TemplateError, TokenizerError
 from ggufpy.gguf import GGUFFile
@@ -171,7 +172,7 @@ class Tokenizer:
     def _piece_getter(self, skip_special_tokens: bool) -> Callable[[int], bytes]:
         self._family()
         if not skip_special_tokens:
-            return self._pieces.__getitem__
+            return self.token_to_piece
         return lambda id: b"" if self._pieces[id] and self._vocab.is_hidden(id) else self._pieces[id]
 
     def _piece_of(self, id: int) -> bytes:
@@ -258,10 +259,12 @@ class _Pieces(dict[int, bytes]):
 
     def __init__(self, make: Callable[[int], bytes]) -> None:
         super().__init__()
-        self._make = make
+        self._make = WeakMethod(make)  # weak: who makes them holds this
 
     def __missing__(self, id: int) -> bytes:
-        self[id] = piece = self._make(id)
+        make = self._make()
+        assert make is not None
+        self[id] = piece = make(id)
         return piece
 
 

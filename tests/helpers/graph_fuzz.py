@@ -1,6 +1,6 @@
 """Builds and computes random graphs, most of them wrong, through the public API: `python graph_fuzz.py SEED COUNT`.
 
-Run in a process of its own: what it looks for is the process being killed. Prints how much was refused, built and computed.
+Run in a process of its own: what it looks for is a killed process. Prints how much was refused, built and computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Tensor
 
 SIZES = (1, 1, 2, 3, 4, 6, 8, 16, 32, 64, 96, 256, 512)
-PLAIN = [GGMLType.F32] * 8 + [GGMLType.F16] * 2 + [GGMLType.I32] * 3 + [GGMLType.I64, GGMLType.BF16, GGMLType.I8, GGMLType.F64]
+PLAIN = (
+    [GGMLType.F32] * 8
+    + [GGMLType.F16] * 2
+    + [GGMLType.I32] * 3
+    + [GGMLType.I64, GGMLType.BF16, GGMLType.I8, GGMLType.F64]
+)
 SKIPPED = {"close", "input", "new_tensor", "new_graph", "output"}
 OPS = {
     name: inspect.signature(method)
@@ -88,7 +93,9 @@ class Fuzzer:
                 likely = [t for t in pool if t.type in (GGMLType.I32, GGMLType.I64)]
             return r.choice(likely) if likely and r.random() < 0.7 else r.choice(pool)
         if annotation == "float":
-            return r.choice((0.0, 1.0, -1.0, 1e-5, 10000.0, 1e30, 1e300, float("inf"), float("-inf"), float("nan"), 0.5))
+            return r.choice(
+                (0.0, 1.0, -1.0, 1e-5, 10000.0, 1e30, 1e300, float("inf"), float("-inf"), float("nan"), 0.5)
+            )
         if annotation == "Sequence[int]":
             return [r.choice((0, 1, 2, 4, -1)) for _ in range(r.choice((4, 4, 4, 3)))]
         if "GGMLType" in annotation:
@@ -125,7 +132,11 @@ class Fuzzer:
             a, b = self.make(ctx, self.weight(), n, rows, x, y), self.make(ctx, source, n, k, x, y)
             return name, [a, b, self.make(ctx, index, k, r.choice((1, x)), y)]
         if name == "mul_mat_id":
-            return name, [self.make(ctx, self.weight(), n, rows, x), self.make(ctx, f32, n, r.choice((1, k)), rows), self.make(ctx, i32, k, rows)]
+            return name, [
+                self.make(ctx, self.weight(), n, rows, x),
+                self.make(ctx, f32, n, r.choice((1, k)), rows),
+                self.make(ctx, i32, k, rows),
+            ]
         if name == "add_id":
             return name, [self.make(ctx, f32, n, k, x), self.make(ctx, f32, n, rows), self.make(ctx, i32, k, x)]
         if name.startswith("rope"):
@@ -142,10 +153,26 @@ class Fuzzer:
             kind_v = kinds if r.random() < 0.7 else self.weight()
             n_q = r.choice((1, 1, 3, 70))
             q, key = self.make(ctx, f32, n, n_q, x * heads, y), self.make(ctx, kinds, n, n_kv, x, y)
-            mask = None if r.random() < 0.3 else self.make(ctx, GGMLType.F16, n_kv, n_q, r.choice((1, x)), r.choice((1, y)))
-            return name, [q, key, self.make(ctx, kind_v, r.choice((n, 32, 64)), n_kv, x, y), mask, 0.1, r.choice((0.0, 8.0)), r.choice((0.0, 50.0))]
+            mask = (
+                None
+                if r.random() < 0.3
+                else self.make(ctx, GGMLType.F16, n_kv, n_q, r.choice((1, x)), r.choice((1, y)))
+            )
+            return name, [
+                q,
+                key,
+                self.make(ctx, kind_v, r.choice((n, 32, 64)), n_kv, x, y),
+                mask,
+                0.1,
+                r.choice((0.0, 8.0)),
+                r.choice((0.0, 50.0)),
+            ]
         if name in ("soft_max_ext", "sinks"):
-            mask = None if r.random() < 0.3 else self.make(ctx, r.choice((f32, GGMLType.F16)), n, rows, r.choice((1, x)), r.choice((1, y)))
+            mask = (
+                None
+                if r.random() < 0.3
+                else self.make(ctx, r.choice((f32, GGMLType.F16)), n, rows, r.choice((1, x)), r.choice((1, y)))
+            )
             arguments = [self.make(ctx, f32, n, rows, x, y), mask, 0.1, r.choice((0.0, 8.0))]
             if name == "soft_max_ext":
                 return name, arguments
@@ -166,7 +193,10 @@ class Fuzzer:
             scores = self.make(ctx, f32, rows, k)
             ids = ctx.argsort_top_k(scores, min(rows, 2))
             return "mul_mat_id", [self.make(ctx, self.weight(), n, k, rows), self.make(ctx, f32, n, 1, k), ids]
-        return name, [self.make(ctx, self.weight(), n, rows, x, y), self.make(ctx, r.choice((f32, f32, GGMLType.F16, GGMLType.BF16)), n, k, x * 2, y)]
+        return name, [
+            self.make(ctx, self.weight(), n, rows, x, y),
+            self.make(ctx, r.choice((f32, f32, GGMLType.F16, GGMLType.BF16)), n, k, x * 2, y),
+        ]
 
     def fill(self, tensor: Tensor) -> None:
         r = self.random

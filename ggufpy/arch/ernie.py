@@ -1,0 +1,32 @@
+"""ERNIE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import Decoder, Moe
+
+__all__ = ["Ernie45Moe"]
+
+
+class Ernie45Moe(Decoder):
+    """ERNIE 4.5 with experts after some dense layers; a bias for their choice and shared ones where the file has them."""
+
+    name = "ernie4_5-moe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
+    }  # fmt: skip
+    ffn_scale = False
+    moe = Moe(bias=None, shared=True)
+    tiny = {"interleave_moe_layer_step": 1}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if c.interleave_moe_layer_step != 1:
+            yield f"interleave_moe_layer_step: expected 1, found {c.interleave_moe_layer_step}"
+
+    @classmethod
+    def expert_optional(cls, role: str) -> bool:
+        return role == "gate"

@@ -1,0 +1,126 @@
+"""Qwen's mixtures of experts, and those built like Qwen 3's: Grove, Mellum, Maple."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, Rope, f32
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.gguf import GGMLType
+from ggufpy.graph import Tensor
+
+__all__ = ["GroveMoe", "Maple", "Mellum", "Qwen2Moe", "Qwen3Moe"]
+
+
+class Qwen2Moe(Decoder):
+    """Qwen 1.5 and 2 MoE: Qwen 2 with experts, and shared ones that a gate of their own weighs for each token."""
+
+    name = "qwen2moe"
+    keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
+    tie = False
+    rope = NEOX
+    ffn_scale = False
+    moe = Moe(normalize=False, split_ff=True, shared=True)
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or c.n_ff[il]
+
+    @classmethod
+    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().moe_tensors(c, il, has)
+        yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
+
+    def shared_expert(self, x: Tensor, il: int) -> Tensor:
+        """Weigh the shared experts by the sigmoid of a scalar, which llama.cpp computes as silu(x) / x."""
+        g = self.g
+        score = g.mul_mat(self.w[f"blk.{il}.ffn_gate_inp_shexp.weight"], x)
+        gate = self.named(g.div(g.silu(score), score), "ffn_shexp_gate", il)
+        return self.named(g.mul(super().shared_expert(x, il), gate), "ffn_shexp_out", il)
+
+
+class Qwen3Moe(Decoder):
+    """Qwen 3 MoE: Qwen 3 with experts in every layer."""
+
+    name = "qwen3moe"
+    keys = {"n_ff_exp": 0}
+    rope = NEOX
+    qk_norm = "head"
+    moe = Moe(split_ff=True, scale=True)
+
+
+class GroveMoe(Qwen3Moe):
+    """GroveMoE: groups of experts share a small adjoint expert; experts are chosen by the sigmoid of their scores."""
+
+    name = "grovemoe"
+    keys = {"n_ff_exp": REQUIRED, "n_ff_chexp": 0, "expert_group_scale": REQUIRED, "n_group_experts": REQUIRED}
+    moe = Moe(split_ff=True)
+    tiny_variants = {"expert-groups": None, "ungrouped": {"n_group_experts": 1}}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if c.n_expert and c.n_expert // c.n_group_experts < c.n_expert_used:
+            yield f"experts_per_group {c.n_group_experts}: there are fewer groups than expert_used_count"
+        if c.n_expert_groups > 1:
+            yield f"expert_group_count {c.n_expert_groups}: the adjoint experts do not allow a choice by groups"
+
+    @classmethod
+    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().moe_tensors(c, il, has)
+        n_ff, n_chunk = c.n_ff_chexp or c.n_embd_head_k, c.n_expert // c.n_group_experts
+        for role, n_in, n_out in (("gate", c.n_embd, n_ff), ("up", c.n_embd, n_ff), ("down", n_ff, c.n_embd)):
+            yield TensorSpec(f"ffn_{role}_chexps.weight", (n_in, n_out, n_chunk))
+
+    def experts(self, x: Tensor, il: int, logits: Tensor | None = None) -> Tensor:
+        """Send the experts' output through the adjoint experts of their groups and add what these make of it."""
+        g, c = self.g, self.c
+        logits = self.router_logits(x, il)
+        probs, ids = g.soft_max(logits), self.choose(g.sigmoid(logits), il)
+        out = self.mix(x, ids, self.weigh(probs, ids), il)
+        if c.n_group_experts > 1:
+            number = g.scale(g.cast(ids, GGMLType.F32), float(np.float32(1.0) / np.float32(c.n_group_experts)))
+            ids = g.cast(number, GGMLType.I32)
+        adjoint = self.mix(out, ids, self.weigh(probs, ids), il, "_chexps")
+        return g.add(out, g.scale(adjoint, f32(c.expert_group_scale)))
+
+
+class Mellum(Qwen3Moe):
+    """Mellum 2: Qwen 3 MoE with windows in three layers of four, where rotation is not scaled."""
+
+    name = "mellum"
+    keys = {"n_ff_exp": REQUIRED, "n_swa": 0}
+    swa_period = 4
+    tie = False
+
+    def rope_of(self, il: int) -> Rope:
+        r = self.inputs.rope
+        return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
+
+
+class Maple(Qwen3Moe):
+    """Maple: windows where the file says, rotation in those layers only, and gates and values that are clamped."""
+
+    name = "maple"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "n_rot_swa": 0,
+        "swiglu_clamp_exp": REQUIRED,
+    }  # fmt: skip
+    swa_period = None
+    swa_scaled = True
+    tie = False
+    moe = Moe()
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        return c.is_swa[il]
+
+    def activate_experts(self, gate: Tensor | None, up: Tensor, il: int) -> Tensor:
+        limit = f32(self.c.swiglu_clamp_exp[il])
+        if gate is None or limit <= CLAMP_MIN:
+            return super().activate_experts(gate, up, il)
+        return self.g.swiglu_clamp(gate, up, limit)
