@@ -67,7 +67,7 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
     found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": 4}, "one-kv-head": {"n_head_kv": 1}}
-    if declaration.tie is None:
+    if declaration.logits and declaration.tie is None:
         found["separate-output"] = {"tied": False}
     if "bias" in optional or declaration.head_bias is None:
         found["biases"] = {"bias": True, "tied": False}
@@ -217,7 +217,8 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
-        metadata[f"{declaration.name}.{keys[field]}"] = value
+        key = keys[field]
+        metadata[key if key.startswith("tokenizer.") else f"{declaration.name}.{key}"] = value
     pattern = switches.get("swa_pattern")
     if declaration.swa_period is None and pattern is None:
         pattern = [il % 2 == 0 for il in range(shape["n_layer"])]

@@ -120,6 +120,13 @@ class Config:
     n_ff_chexp: int = _asked("expert_chunk_feed_forward_length", 0)
     n_group_experts: int = _asked("experts_per_group", 0, low=1, high=MAX_EXPERTS)
     expert_group_scale: float = _asked("expert_group_scale", 0.0)
+    moe_every_n_layers: int = _asked("moe_every_n_layers", 0, high=MAX_LAYERS)
+    hidden_activation: str = _asked("hidden_activation", "")
+    n_token_types: int = _asked("tokenizer.ggml.token_type_count", 0, low=1, high=2**16)
+    dense_2_in: int = _asked("dense_2_feat_in", 0, high=2**20)
+    dense_2_out: int = _asked("dense_2_feat_out", 0, high=2**20)
+    dense_3_in: int = _asked("dense_3_feat_in", 0, high=2**20)
+    dense_3_out: int = _asked("dense_3_feat_out", 0, high=2**20)
     swiglu_clamp_exp: tuple[float, ...] = _asked("swiglu_clamp_exp", (), per_layer=True)
     swiglu_clamp_shexp: tuple[float, ...] = _asked("swiglu_clamp_shexp", (), per_layer=True)
     expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
@@ -182,7 +189,11 @@ class _Reader:
         self.faults: list[str] = []
 
     def fault(self, name: str, expected: str, found: object) -> None:
-        self.faults.append(f"{self.architecture}.{name}: expected {expected}, found {_show(found)}")
+        self.faults.append(f"{self.full(name)}: expected {expected}, found {_show(found)}")
+
+    def full(self, name: str) -> str:
+        """Return a key's name in the file."""
+        return name if name.startswith("tokenizer.") else f"{self.architecture}.{name}"
 
     def n_vocab(self) -> int:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
@@ -191,7 +202,7 @@ class _Reader:
         return self.read(Key("vocab_size", low=1), int, REQUIRED) or 0
 
     def read(self, key: Key, kind: type, default: Any) -> Any:
-        name = f"{self.architecture}.{key.name}"
+        name = self.full(key.name)
         if name not in self.metadata:
             if default is REQUIRED:
                 self.faults.append(f"{name}: the key is missing")

@@ -493,15 +493,18 @@ class Decoder:
         return g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
 
     def embed(self) -> Tensor:
-        """Look up the tokens' embeddings, [n_embd, n_tokens]."""
-        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
-        scale = self.embedding_scale(self.c)
-        if scale:
-            x = self.named(self.g.scale(x, scale), "inp_scaled")
+        """Return what the first layer takes, [n_embd, n_tokens]: tokens, where they stand, normalized."""
+        x = self.look_up()
         if self.learned_positions is not False and "position_embd.weight" in self.w:
             positions = self.g.get_rows(self.w["position_embd.weight"], self.inputs.positions)
             x = self.named(self.g.add(x, self.named(positions, "pos_embd")), "inpL")
         return self.normalize(x, "token_embd_norm", "inp_norm") if self.embedding_norm else x
+
+    def look_up(self) -> Tensor:
+        """Look up the tokens' embeddings and scale them."""
+        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
+        scale = self.embedding_scale(self.c)
+        return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
 
     @classmethod
     def embedding_scale(cls, c: Config) -> float:
@@ -819,7 +822,7 @@ class Decoder:
         up = self.named(self.linear(x, f"{blk}.ffn_up{suffix}", bias_first=True), f"ffn_up{suffix}", il)
         if self.ffn_fused:
             cur = self.activate_fused(up)
-        elif self.ffn_gate:
+        elif f"{blk}.ffn_gate{suffix}.weight" in self.w:
             gate = self.linear(x, f"{blk}.ffn_gate{suffix}", bias_first=True)
             cur = self.activate(self.named(gate, f"ffn_gate{suffix}", il), up, il)
         else:
