@@ -272,7 +272,9 @@ def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Dev
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Tell one prompt (text or ids) from a list of them."""
-    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, (Sequence, np.ndarray)):
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim < 2
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return True
     return not len(prompt) or isinstance(prompt[0], (int, float, np.number, np.bool_))
 

@@ -6,8 +6,10 @@ token ids only; text is generate.py's, cells are memory.py's, the model's layers
 
 from __future__ import annotations
 
+import atexit
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -42,6 +44,7 @@ MAX_CELLS = 2**24
 """More than any model's context; each cell costs a few bytes even while its keys and values cost nothing."""
 MAX_SEQUENCES = 256
 MAX_THREADS = 512
+SECONDS_TO_STOP = 5
 N_CTX_PAD = 256
 NODES_PER_TENSOR = 8
 MIN_NODES = 1024
@@ -126,7 +129,7 @@ class Session:
     ) -> None:
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come while its thread has it
         n_ctx = options.n_ctx or config.n_ctx_train
         self.n_batch = min(options.n_batch, n_ctx) if config.causal_attn else options.n_batch
         self.n_ubatch = min(options.n_ubatch, self.n_batch)
@@ -171,6 +174,7 @@ class Session:
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._run: _Run | None = None
         self._closed = False
+        _open_sessions.add(self)
 
     # ---------------------------------------------------------------------------------------------------- decoding
 
@@ -346,6 +350,9 @@ class Session:
             cache.set(ubatch, placement)
         self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
         if not self._scheduler.compute(run.graph):
+            if _exiting.is_set():  # this thread goes no further, as it would only report the stop
+                self._lock.release()
+                threading.Event().wait()
             raise BackendError("the computation was stopped")
         if run.output is None:
             return np.empty((0, self._config.n_vocab), np.float32)
@@ -480,6 +487,20 @@ class Session:
     @property
     def _n_stream(self) -> int:
         return self._memory.caches[0].n_stream
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_exiting = threading.Event()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """Stop for good what daemon threads still compute: libraries are about to be torn down under them."""
+    _exiting.set()
+    for session in list(_open_sessions):
+        if not session._lock.acquire(blocking=False):
+            session._scheduler.cancel()
+            session._lock.acquire(timeout=SECONDS_TO_STOP)
 
 
 @dataclass(slots=True)

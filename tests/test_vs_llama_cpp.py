@@ -6,7 +6,7 @@ Runs where llama-cpp-python can be imported and was built as ggufpy's ggml was; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +36,40 @@ def situations(names: Iterable[str]) -> list[Any]:
 
 
 class Models:
-    """Keeps both sides' models open for as long as the tests of one file run, one of each kind."""
+    """Opens a model on both sides, and keeps it until another one is asked for."""
 
-    def __init__(self, paths: dict[str, Path]) -> None:
-        self.paths = paths
-        self.open: dict[tuple[str, bool], tuple[ReferenceModel, Model]] = {}
+    def __init__(self, path_of: Callable[[str], Path]) -> None:
+        self.path_of = path_of
+        self.name: tuple[str, bool] | None = None
+        self.open: list[ReferenceModel | Model] = []
 
     def get(self, name: str, repack: bool) -> tuple[ReferenceModel, Model]:
-        if (name, repack) not in self.open:
-            path = self.paths[name]
-            self.open[name, repack] = ReferenceModel(path, repack=repack), Model.load(path, repack=repack)
-        return self.open[name, repack]
+        if self.name != (name, repack):
+            self.close()
+            path = self.path_of(name)
+            self.open = [ReferenceModel(path, repack=repack), Model.load(path, repack=repack)]
+            self.name = name, repack
+        theirs, ours = self.open
+        assert isinstance(theirs, ReferenceModel)
+        assert isinstance(ours, Model)
+        return theirs, ours
 
     def close(self) -> None:
-        for theirs, ours in self.open.values():
-            theirs.close()
-            ours.close()
+        for model in self.open:
+            model.close()
+        self.open, self.name = [], None
 
 
 @pytest.fixture(scope="module")
 def real(smollm2_path: Path, gemma3_path: Path) -> Iterator[Models]:
-    models = Models({"smollm2": smollm2_path, "gemma3": gemma3_path})
+    models = Models({"smollm2": smollm2_path, "gemma3": gemma3_path}.__getitem__)
     yield models
     models.close()
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folder = tmp_path_factory.mktemp("tiny")
-    models = Models({name: write(name, folder) for name in VARIANTS})
+    models = Models(lambda name: write(name, tmp_path_factory.mktemp(name)))
     yield models
     models.close()
 

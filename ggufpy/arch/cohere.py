@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NORM, Decoder, Has, Rope
+from ggufpy.arch.decoder import NORM, Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 
 __all__ = ["Cohere2", "CommandR"]
@@ -41,6 +41,7 @@ class Cohere2(CommandR):
     name = "cohere2"
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
+    swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
     qk_norm = ""
     tiny_variants = {}
     tiny = {"logit_scale": 0.5, "n_swa": 16}
@@ -49,7 +50,3 @@ class Cohere2(CommandR):
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         return c.is_swa[il]
-
-    def rope_of(self, il: int) -> Rope:
-        """Rotate all layers alike; llama.cpp reads a base for windows but does not use it."""
-        return self.inputs.rope

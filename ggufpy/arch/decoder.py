@@ -168,8 +168,11 @@ class Decoder:
     """With a window: of each run of that many layers the last one sees everything (or the first: `swa_dense_first`), if
     the file does not say otherwise; None if it has to say it for each layer."""
     swa_dense_first: ClassVar[bool] = False
-    swa_scaled: ClassVar[bool] = False
-    """Windowed layers rotate with the file's base and scale too, unless it has a base for them."""
+    swa_rope: ClassVar[str] = "own"
+    """How windowed layers rotate: by their "own" base, if the file has one, and unscaled but for YaRN; by that base and
+    the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
+    split_heads: ClassVar[bool] = False
+    """A head's values may be of another width than its keys."""
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -204,6 +207,7 @@ class Decoder:
     """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
+    qkv_scale: ClassVar[bool] = True
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -221,6 +225,7 @@ class Decoder:
     ffn_scale: ClassVar[bool] = True
     activation: ClassVar[str] = "silu"  # of the gate, or of up where there is no gate
     moe: ClassVar[Moe | None] = None
+    flash_attn: ClassVar[bool] = True  # False: what bounds the scores has no kernel
     prec_f32: ClassVar[bool] = False
     """The last matrices of attention and FFN add up in single precision on all devices."""
     tiny: ClassVar[Mapping[str, Any]] = {}
@@ -243,7 +248,7 @@ class Decoder:
     @classmethod
     def check(cls, c: Config) -> Iterator[str]:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
-        if c.n_embd_head_k != c.n_embd_head_v:
+        if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
@@ -276,7 +281,8 @@ class Decoder:
         if cls.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
         for name in cls.factor_names(c):
-            yield TensorSpec(f"{name}.weight", (c.n_rot // 2,), optional=True)
+            n_rot = max(c.n_rot, c.n_rot_swa if any(c.is_swa) else 0)
+            yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
         for name in has:
@@ -319,13 +325,13 @@ class Decoder:
         n_head, n_head_kv = c.n_head[il], c.n_head_kv[il]
         widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
         if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
-            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias)
+            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias, scale=cls.qkv_scale)
             if cls.qkv_fused is None and cls.qkv_bias is None and "attn_qkv.bias" not in has:
                 for role, width in widths.items():  # converters have left separate biases beside a fused matrix
                     yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
         else:
             for role, width in widths.items():
-                yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias)
+                yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias, scale=cls.qkv_scale)
         yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, cls.output_bias)
         if cls.qk_norm:
             optional = cls.qk_norm_weight is None
@@ -562,10 +568,15 @@ class Decoder:
         """Return what queries, keys and values are made of."""
         return self.normalize(x, f"blk.{il}.attn_norm", "attn_norm", il) if self.pre_norm else x
 
+    def post_norm(self, which: int, il: int) -> str:
+        """Name the norm of a sublayer's output."""
+        assert self.post_norms is not None
+        return self.post_norms[which]
+
     def add_residual(self, cur: Tensor, x: Tensor, which: int, il: int) -> Tensor:
         """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
         if self.post_norms:
-            role, name = self.post_norms[which], ("attn_post_norm", "ffn_post_norm")[which]
+            role, name = self.post_norm(which, il), ("attn_post_norm", "ffn_post_norm")[which]
             cur = self.normalize(cur, f"blk.{il}.{role}", name, il)
         if self.c.residual_scale:
             cur = self.g.scale(cur, f32(self.c.residual_scale))
@@ -717,15 +728,14 @@ class Decoder:
     def rope_of(self, il: int) -> Rope:
         """Return a layer's rotation: windowed layers may have a base and a scale of their own."""
         r, c = self.inputs.rope, self.c
-        if not c.is_swa[il]:
+        if not c.is_swa[il] or self.swa_rope == "same":
             return r
         base = f32(c.rope_freq_base_swa) if c.rope_freq_base_swa else r.freq_base
-        return replace(r, freq_base=base, freq_scale=self.freq_scale_swa())
-
-    def freq_scale_swa(self) -> float:
-        """Return the frequency scale of windowed layers: none, or the file's whatever its type."""
-        factor = np.float32(self.c.rope_scaling_factor)
-        return float(np.float32(1.0) / factor) if self.swa_scaled and factor else 1.0
+        if self.swa_rope == "plain":
+            return replace(r, freq_base=base, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+        factor = np.float32(c.rope_scaling_factor)  # whatever the type of scaling
+        scaled = factor and self.swa_rope == "scaled"
+        return replace(r, freq_base=base, freq_scale=float(np.float32(1) / factor) if scaled else 1.0)
 
     def factors(self, il: int) -> Tensor | None:
         """Return the per-frequency divisors the file brings, if any."""

@@ -11,7 +11,7 @@ __all__ = ["Ernie45Moe"]
 
 
 class Ernie45Moe(Decoder):
-    """ERNIE 4.5 with experts after some dense layers; a bias for their choice and shared ones where the file has them."""
+    """ERNIE 4.5 with experts after some dense layers; a bias for the choice and shared ones where files have them."""
 
     name = "ernie4_5-moe"
     keys = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, Decoder, Rope
+from ggufpy.arch.decoder import NEOX, Decoder
 
 __all__ = ["Exaone4"]
 
@@ -18,6 +18,7 @@ class Exaone4(Decoder):
     name = "exaone4"
     keys = {"n_swa": 4096}
     swa_period = 4
+    swa_rope = "same"
     nextn = True
     pre_norm = False
     post_norms = ("post_attention_norm", "post_ffw_norm")
@@ -34,6 +35,3 @@ class Exaone4(Decoder):
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         return c.is_swa[il] or not c.n_swa
-
-    def rope_of(self, il: int) -> Rope:
-        return self.inputs.rope

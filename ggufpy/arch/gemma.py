@@ -41,7 +41,7 @@ class Gemma2(Gemma):
         "n_swa": 4096, "rope_freq_base_swa": 0.0, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     }  # fmt: skip
     swa_period = 2
-    swa_scaled = True
+    swa_rope = "scaled"
     post_norms = ("post_attention_norm", "post_ffw_norm")
     n_layer_27b = 46
 

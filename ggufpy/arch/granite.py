@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Moe, Rope, linear
+from ggufpy.arch.decoder import Decoder, Moe, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -59,6 +59,7 @@ class GraniteSwa(GraniteMoe):
     name = "granite_swa"
     keys = {**GraniteMoe.keys, "n_swa": REQUIRED, "rope_pattern": ()}
     swa_period = None
+    swa_rope = "same"
     sinks = True
     moe = Moe(required=False, shared=True, fused=True)
     tiny_variants = {"rope-pattern": {"rope_pattern": [False, True, False]}}
@@ -66,9 +67,6 @@ class GraniteSwa(GraniteMoe):
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         return not c.rope_pattern or c.rope_pattern[il]
-
-    def rope_of(self, il: int) -> Rope:
-        return self.inputs.rope
 
     @classmethod
     def expert_optional(cls, role: str) -> bool:

@@ -62,7 +62,7 @@ class Llama4(Decoder):
         "n_ff_exp": REQUIRED, "interleave_moe_layer_step": REQUIRED, "n_swa": WINDOW, "rope_freq_base_swa": 0.0,
     }  # fmt: skip
     swa_period = 4
-    swa_scaled = True
+    swa_rope = "scaled"
     no_rope_step = 4
     rope_factors = "freqs"
     ffn_scale = False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ggufpy.arch.decoder import NEOX, Decoder, Moe, Rope
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
 __all__ = ["Olmo2", "OlmoE"]
 
@@ -15,17 +13,13 @@ class Olmo2(Decoder):
     name = "olmo2"
     keys = {"n_swa": 0}
     swa_period = 4
+    swa_rope = "plain"
     pre_norm = False
     post_norms = ("post_attention_norm", "post_ffw_norm")
     tie = False
     rope = NEOX
     qk_norm = "full"
     ffn_scale = False
-
-    def rope_of(self, il: int) -> Rope:
-        """Rotate without scaling in windowed layers."""
-        r = self.inputs.rope
-        return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
 
 
 class OlmoE(Decoder):

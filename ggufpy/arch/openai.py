@@ -17,7 +17,7 @@ class GptOss(Decoder):
     name = "gpt-oss"
     keys = {"n_ff_exp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 0.0}
     swa_period = 2
-    swa_scaled = True
+    swa_rope = "scaled"
     ffn_norm = "post_attention_norm"
     tie = False
     rope = NEOX

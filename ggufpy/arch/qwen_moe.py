@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, Rope, f32
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
@@ -95,11 +94,8 @@ class Mellum(Qwen3Moe):
     name = "mellum"
     keys = {"n_ff_exp": REQUIRED, "n_swa": 0}
     swa_period = 4
+    swa_rope = "plain"
     tie = False
-
-    def rope_of(self, il: int) -> Rope:
-        r = self.inputs.rope
-        return replace(r, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0) if self.c.is_swa[il] else r
 
 
 class Maple(Qwen3Moe):
@@ -111,7 +107,7 @@ class Maple(Qwen3Moe):
         "swiglu_clamp_exp": REQUIRED,
     }  # fmt: skip
     swa_period = None
-    swa_scaled = True
+    swa_rope = "scaled"
     tie = False
     moe = Moe()
 
