@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.decoder import NEOX, Decoder
+from typing import ClassVar
+
+from ggufpy.arch.decoder import NEOX, Decoder, Presence
 
 __all__ = ["Qwen2", "Qwen3"]
 
@@ -12,7 +14,7 @@ class Qwen2(Decoder):
 
     name = "qwen2"
     rope = NEOX
-    head_bias = None
+    head_bias: ClassVar[Presence] = None
     ffn_scale = False
 
 
