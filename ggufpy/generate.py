@@ -58,7 +58,7 @@ class TextDecoder(Protocol):
     def n_vocab(self) -> int: ...
     @property
     def eog_token_ids(self) -> frozenset[int]: ...
-    def decode_stream(self) -> DecodeStream: ...
+    def decode_stream(self, *, continues: bool = False) -> DecodeStream: ...
 
 
 class SequenceDecoder(Protocol):
@@ -230,7 +230,7 @@ class Generation:
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
         self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
-        self._assembler = TextAssembler(tokenizer.decode_stream(), params.stop)
+        self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop)
         self._n_vocab = tokenizer.n_vocab
         self._n_top = params.logprobs
         self._text: list[str] = []

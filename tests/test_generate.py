@@ -39,7 +39,7 @@ class Pieces:
         self.n_vocab = n_vocab
         self.pushed = 0
 
-    def decode_stream(self) -> PieceStream:
+    def decode_stream(self, *, continues: bool = False) -> PieceStream:
         return PieceStream(self)
 
 

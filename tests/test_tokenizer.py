@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_level, spell
+from helpers.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_level
 
 from ggufpy.errors import TokenizerError
 from ggufpy.gguf import write_gguf
@@ -140,21 +140,6 @@ def test_long_runs_take_linear_time(smollm2: Tokenizer, char: str, id: int, n: i
 
     assert [id] * n == smollm2.encode(char * 200_000)
     assert seconds(200_000) < 30 * min(seconds(20_000) for _ in range(3))
-
-
-@pytest.mark.parametrize("text", ["ab" * 100, "abcabd" * 40, "aab" * 70, "ba" * 99 + "c"])
-def test_long_and_short_words_merge_alike(text: str) -> None:
-    """Long words go through another loop, which has to give the same tokens, whatever the order of the merges."""
-    rng = random.Random(text)
-    parts = ["a", "b", "c", "d"]
-    merges = []
-    for _ in range(60):
-        merges.append((rng.choice(parts), rng.choice(parts)))
-        parts.append("".join(merges[-1]))
-    rng.shuffle(merges)
-    bpe = tokenizer(merges=list(dict.fromkeys(merges)))._family()
-    symbols = [spell(char).encode() for char in text]
-    assert bpe._merge(list(symbols)) == bpe._merge_long(list(symbols))
 
 
 # -- rules of the vocabulary -------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from helpers.llama_vocabulary import LlamaVocabulary
 SOURCE = os.environ.get("GGUFPY_LLAMA_CPP_SOURCE")
 VOCABULARIES = [
     "aquila",
+    "baichuan",
     "command-r",
     "deepseek-coder",
     "deepseek-llm",
@@ -29,7 +30,9 @@ VOCABULARIES = [
     "gpt-2",
     "gpt-neox",
     "llama-bpe",
+    "llama-spm",
     "mpt",
+    "phi-3",
     "qwen2",
     "qwen35",
     "refact",
@@ -88,6 +91,11 @@ def test_every_pre_tokenizer_cuts_as_llama_cpp(paired: tuple[Tokenizer, LlamaVoc
 def test_smollm2_agrees_on_random_text(smollm2_path: Path) -> None:
     """Ids, text, streams, every token's bytes, and what ends generation."""
     assert list(differences(smollm2_path, 500)) == []
+
+
+def test_gemma3_agrees_on_random_text(gemma3_path: Path) -> None:
+    """The same."""
+    assert list(differences(gemma3_path, 200)) == []
 
 
 @pytest.mark.skipif(not SOURCE, reason="GGUFPY_LLAMA_CPP_SOURCE does not name llama.cpp's source tree")

@@ -13,9 +13,8 @@ from weakref import WeakMethod
 
 from ggufpy.errors import TemplateError, TokenizerError
 from ggufpy.gguf import GGUFFile
-from ggufpy.tokenizer.bpe import ByteLevelBPE
 from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
-from ggufpy.tokenizer.utf8 import decode_lenient
+from ggufpy.tokenizer.families import Encoder, encoder, reader
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -42,7 +41,7 @@ class Tokenizer:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self._vocab = Vocabulary(metadata)
-        self._model: ByteLevelBPE | None = None
+        self._encoder: Encoder | None = None
         self._pieces = _Pieces(self._piece_of)
 
     @classmethod
@@ -124,7 +123,7 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += model.encode(_relaxed(part))
+                ids += model.encode(part)
         if add_special and self.add_eos:
             ids.append(self._required("eos"))
         return ids
@@ -135,15 +134,10 @@ class Tokenizer:
             raise TokenizerError(f"tokenizer.ggml.add_{role}_token is set, but the file has no {role}_token_id")
         return id
 
-    def _family(self) -> ByteLevelBPE:
-        if self._model is None:
-            vocab = self._vocab
-            if vocab.model != "gpt2" or vocab.pre is None:
-                raise TokenizerError(f"tokenizer.ggml.model: text for the model {vocab.model!r} is not supported yet")
-            if not vocab.pre.stages:
-                raise TokenizerError(f"tokenizer.ggml.pre: the pre-tokenizer {vocab.pre_name!r} is not supported yet")
-            self._model = ByteLevelBPE(vocab, vocab.pre)
-        return self._model
+    def _family(self) -> Encoder:
+        if self._encoder is None:
+            self._encoder = encoder(self._vocab)
+        return self._encoder
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
@@ -158,11 +152,17 @@ class Tokenizer:
         text = b"".join(pieces).decode("utf-8", "replace")
         return clean_spaces(text) if self._vocab.clean_spaces else text
 
-    def decode_stream(self, *, skip_special_tokens: bool = False) -> DecodeStream:
-        """Return a decoder for tokens that come one by one; what it gives, joined, is what `decode` gives for all."""
+    def decode_stream(self, *, skip_special_tokens: bool = False, continues: bool = False) -> DecodeStream:
+        """Return a decoder for tokens that come one by one; what it gives, joined, is what `decode` gives for all.
+
+        Some vocabularies put a space before a text, which `decode` takes off again. `continues` says that the tokens go
+        on after others, so that a space before the first of them is a space in the text.
+        """
         vocab = self._vocab
         return DecodeStream(
-            self._piece_getter(skip_special_tokens), clean=vocab.clean_spaces, strip_space=vocab.add_space_prefix
+            self._piece_getter(skip_special_tokens),
+            clean=vocab.clean_spaces,
+            strip_space=vocab.add_space_prefix and not continues,
         )
 
     def token_to_piece(self, id: int) -> bytes:
@@ -182,7 +182,7 @@ class Tokenizer:
         if attr & (TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED):
             return token
         if attr & TokenAttr.NORMAL:
-            return self._family().piece(token)
+            return reader(self._vocab)(token)
         return bytes([int(token[3:5], 16)]) if attr & TokenAttr.BYTE else b""
 
     # -- chat ----------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class _Pieces(dict[int, bytes]):
 
 
 def _checked(text: str | bytes) -> str:
-    """Give the text as str; bytes that are not UTF-8 become surrogate escapes, which `_relaxed` reads."""
+    """Give the text as str; bytes that are not UTF-8 become surrogate escapes, which each family reads."""
     if isinstance(text, (bytes, bytearray, memoryview)):
         return bytes(text).decode("utf-8", "surrogateescape")
     if not isinstance(text, str):
@@ -281,14 +281,3 @@ def _checked(text: str | bytes) -> str:
             found = f"U+{ord(text[error.start]):04X}"
             raise TokenizerError(f"character {error.start} is a lone surrogate ({found}), which no text has") from None
     return text
-
-
-def _relaxed(part: str) -> str:
-    """Read a part of the text that came from bytes as llama.cpp does."""
-    if part.isascii():
-        return part
-    try:
-        part.encode()
-    except UnicodeEncodeError:
-        return decode_lenient(part.encode("utf-8", "surrogateescape"))
-    return part

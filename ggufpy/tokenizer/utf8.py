@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import re
 
-__all__ = ["decode_lenient"]
+__all__ = ["decode_lenient", "relaxed", "units"]
 
 _REPLACEMENT = "\ufffd"
+# A character by what its first byte promises, checked no further (llama.cpp's unicode_len_utf8).
+_UNIT = re.compile(rb"[\xc0-\xdf].?|[\xe0-\xef].{0,2}|[\xf0-\xff].{0,3}|.", re.DOTALL)
 
 
 def _on_error(error: UnicodeError) -> tuple[str, int]:
@@ -32,3 +35,19 @@ codecs.register_error("ggufpy.lenient", _on_error)
 def decode_lenient(data: bytes) -> str:
     """Decode as llama.cpp's unicode_cpts_from_utf8: one U+FFFD for each bad byte. May return lone surrogates."""
     return data.decode("utf-8", "ggufpy.lenient")
+
+
+def relaxed(text: str) -> str:
+    """Read a text with surrogate escapes, which came from bytes that are not UTF-8, as llama.cpp reads these bytes."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return decode_lenient(text.encode("utf-8", "surrogateescape"))
+    return text
+
+
+def units(data: bytes) -> list[bytes]:
+    """Cut bytes into characters by what the first byte of each promises, whatever follows."""
+    return _UNIT.findall(data)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
@@ -282,6 +283,17 @@ class Vocabulary:
         """The merges, best first, each as the left part, a space and the right part."""
         merges = self._array("merges", "str")
         return [] if merges is None else _bytes_listed(merges, "tokenizer.ggml.merges")
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """How likely the tokens are, the greater the likelier; zeros when the file does not say."""
+        scores = self._array("scores", "f32", "i32")
+        if scores is None:
+            return [0.0] * self.size
+        try:
+            return array("f", _listed(scores)[: self.size]).tolist()
+        except TypeError:
+            raise TokenizerError("tokenizer.ggml.scores: expected numbers, found other items in it") from None
 
     def attr(self, id: int) -> TokenAttr:
         """Give the kind of a token, after llama.cpp's overrides."""

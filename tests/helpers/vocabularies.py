@@ -1,11 +1,11 @@
-"""Makes small byte-level vocabularies as metadata, without a file."""
+"""Makes small vocabularies as metadata, without a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["byte_level", "spell"]
+__all__ = ["byte_level", "sentencepiece", "spell"]
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -38,6 +38,32 @@ def byte_level(
         "merges": [f"{spell(left)} {spell(right)}" for left, right in merges],
         "bos_token_id": 0,
         "eos_token_id": 0,
+        **keys,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
+
+
+def sentencepiece(
+    scores: Mapping[str, float],
+    special: Sequence[tuple[str, int]] = (),
+    *,
+    model: str = "llama",
+    with_bytes: bool = True,
+    **keys: Any,
+) -> dict[str, Any]:
+    """Make the metadata of a vocabulary: `<unk>`, `<s>`, `</s>`, the special tokens, 256 bytes, the scored pieces.
+
+    Spaces in `scores` are written as in the file. `keys` are further or other `tokenizer.ggml` keys; None removes one.
+    """
+    first = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), *special]
+    byte_tokens = [(f"<0x{byte:02X}>", BYTE) for byte in range(256 if with_bytes else 0)]
+    pieces = [(piece.replace(" ", "\u2581"), NORMAL) for piece in scores]
+    tokens = [*first, *byte_tokens, *pieces]
+    metadata = {
+        "model": model,
+        "tokens": [text for text, _ in tokens],
+        "token_type": [kind for _, kind in tokens],
+        "scores": [0.0] * (len(first) + len(byte_tokens)) + list(scores.values()),
         **keys,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BASIC", "Case", "Recorder", "cases_of", "machine", "prompt", "random_ids"]
+__all__ = ["Case", "Recorder", "cases_of", "machine", "prompt", "random_ids"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOW_ROWS = (0, 63, 127, 511, 512, 513, 640, 699)  # before, at and behind the edge of Gemma's window
@@ -243,19 +243,17 @@ _REAL = {
     "smollm2": [*_SMALL, *_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG, *_DUMPS],
     "gemma3": [*_SMALL[::3], *_SEQUENCES[:4], *_EDITED, *_WINDOW, *_WINDOW_DUMPS],
 }
-BASIC = ("llama-", "gemma3-")  # their variants stand for every other architecture's: all situations, and dumps
 
 
 def cases_of(name: str) -> list[Case]:
     """List the situations of a model: a real one, or a tiny one that is called ARCHITECTURE-VARIANT."""
     if name in _REAL:
         return _REAL[name]
-    basic = name.startswith(BASIC)
-    cases = [*_DUMPS, *(_SMALL if basic else ())]
-    if name.endswith("-plain"):
-        cases += [*_SEQUENCES, *_EDITED, *_CACHE_TYPES, *_LONG] if basic else [_SMALL[2], *_SEQUENCES[:2], *_EDITED[:1]]
-    if "-window" in name:
-        cases += [*_SEQUENCES, *_EDITED, *_SMALL_WINDOW] if basic else _SMALL_WINDOW[::3]
-    if name == "llama-experts":
+    cases = [*_SMALL, *_DUMPS]
+    if name.endswith(("-plain", "-experts")) or "-window" in name:
         cases += [*_SEQUENCES, *_EDITED]
+    if name.endswith("-plain"):
+        cases += [*_CACHE_TYPES, *_LONG]
+    if "-window" in name:
+        cases += _SMALL_WINDOW
     return cases

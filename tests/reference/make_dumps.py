@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reference.cases import BASIC, Case, Recorder, cases_of, machine, prompt, random_ids
+from reference.cases import Case, Recorder, cases_of, machine, prompt, random_ids
 from reference.llama import VERSION, ReferenceModel, commit, system_info
 from reference.tiny import VARIANTS, write
 
@@ -66,9 +66,8 @@ def main() -> None:
         if arguments[name]:
             make_all(name, arguments[name])
     with tempfile.TemporaryDirectory() as folder:
-        for name in VARIANTS:
-            if name.startswith(BASIC) and not arguments["no_tiny"]:
-                make_all(name, write(name, Path(folder)))
+        for name in [] if arguments["no_tiny"] else VARIANTS:
+            make_all(name, write(name, Path(folder)))
 
 
 def make_all(name: str, path: Path) -> None:
