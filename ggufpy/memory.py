@@ -149,7 +149,8 @@ class Cells:
     ) -> BoolArray:
         """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
         pos = self.pos[:n_kv]
-        seen = self.has[row, :n_kv] & (pos <= positions[:, None] if causal else True)
+        has = self.has[row, :n_kv]
+        seen: BoolArray = has & (pos <= positions[:, None]) if causal else np.tile(has, (len(positions), 1))
         if window:
             seen &= pos >= window.first(positions[:, None])
         return seen
