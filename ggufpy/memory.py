@@ -373,8 +373,8 @@ class Memory:
         swa_full: bool,
         device_of: Callable[[int], Device],
     ) -> None:
-        full = [il for il in range(config.n_layer) if not config.is_swa[il]]
-        windowed = [il for il in range(config.n_layer) if config.is_swa[il]]
+        full = [il for il, n in enumerate(config.n_head_kv) if n and not config.is_swa[il]]
+        windowed = [il for il, n in enumerate(config.n_head_kv) if n and config.is_swa[il]]
         self.caches: list[KVCache] = []
         self.cache_of_layer: dict[int, int] = {}
         size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch

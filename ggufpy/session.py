@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -127,6 +127,8 @@ class Session:
     def __init__(
         self, arch: type[Decoder], config: Config, weights: Weights, layout: Layout, options: SessionOptions
     ) -> None:
+        if options.flash_attn and not arch.flash_attn:
+            options = replace(options, flash_attn=False)
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
         self._lock = threading.RLock()  # a signal's handler may come while its thread has it
@@ -169,7 +171,7 @@ class Session:
         )  # fmt: skip
         self._n_positions = config.n_ctx_train if "position_embd.weight" in weights else self.n_ctx_seq
         self._backends = [Backend(device) for device in layout.devices]
-        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights))
+        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
         self._scheduler = Scheduler(self._backends, self._n_nodes)
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._run: _Run | None = None

@@ -26,7 +26,8 @@ from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
     "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
-    "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
+    "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope",
+    "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
 NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
@@ -138,6 +139,7 @@ class Moe:
     """
 
     required: bool = True  # False: the same name stands for dense models too
+    by_tensors: bool = False  # which layers have experts is seen from the file's tensors alone
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
     bias: Presence = False  # added for the choice only
@@ -173,10 +175,12 @@ class Decoder:
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     split_heads: ClassVar[bool] = False
     """A head's values may be of another width than its keys."""
+    headless: ClassVar[bool] = False
+    """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors that files may bring for other uses than logits."""
+    """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
     cacheless: ClassVar[bool] = False
@@ -196,6 +200,7 @@ class Decoder:
     """Attention and FFN stand side by side: "ffn + attn" or "ffn + x" says which two are added first."""
     post_norms: ClassVar[tuple[str, str] | None] = None
     """Norms of the attention's and the FFN's output, before these are added."""
+    post_norm_eps: ClassVar[float] = 0.0  # where it is not that of the other norms
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
     stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
     """Tensors that a file may lack, and which are used in their place."""
@@ -207,7 +212,7 @@ class Decoder:
     """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
-    qkv_scale: ClassVar[bool] = True
+    qkv_scale: ClassVar[bool] = True  # of one fused matrix
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -250,6 +255,9 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
+            if not cls.headless and not all(heads):
+                yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
         if cls.moe and cls.moe.required and not c.n_expert:
@@ -286,11 +294,7 @@ class Decoder:
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
         for name in has:
-            if (
-                name.startswith(blocks)
-                or name in cls.ignored
-                or name.partition(".")[2].partition(".")[2] in cls.ignored
-            ):
+            if name in cls.ignored or _in_layer(name) in cls.ignored or name.startswith(blocks):
                 yield TensorSpec(name, (), unused=True)
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
@@ -386,6 +390,13 @@ class Decoder:
             yield from cls.dense_tensors(c, width, "_shexp")
 
     @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
+        yield from cls.layer_tensors(c, c.n_layer - 1, ())
+        yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
+        yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
+
+    @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
         """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
         if cls.norm_weight:
@@ -396,6 +407,8 @@ class Decoder:
     @classmethod
     def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
         """Say whether a layer has experts, by the keys or by the names it has in the file."""
+        if cls.moe and cls.moe.by_tensors:
+            return any("_exps." in name or "ffn_gate_inp." in name for name in has) if has else il > 0
         step = c.interleave_moe_layer_step or 1
         return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 
@@ -577,7 +590,7 @@ class Decoder:
         """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
         if self.post_norms:
             role, name = self.post_norm(which, il), ("attn_post_norm", "ffn_post_norm")[which]
-            cur = self.normalize(cur, f"blk.{il}.{role}", name, il)
+            cur = self.normalize(cur, f"blk.{il}.{role}", name, il, eps=self.post_norm_eps)
         if self.c.residual_scale:
             cur = self.g.scale(cur, f32(self.c.residual_scale))
         y = self.g.add(cur, x)
@@ -978,6 +991,10 @@ class Decoder:
         for part in parts[1:]:
             out = self.graph.expand(g.add(out, part))
         return out if n_used > 1 else g.cont(out)
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else ""
 
 
 def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:

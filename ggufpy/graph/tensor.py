@@ -40,6 +40,8 @@ LEAF = 1  # a tensor without operation, or a plain view of one
 WRITTEN = 2  # an operation writes to it
 INDEX = 4  # an operation uses its values as row numbers
 
+_DTYPES = [np.dtype(np.uint8) if kind is None else NUMPY_TYPES.get(kind, np.dtype(np.uint8)) for kind in TYPES]
+_ONES = (1, 1, 1, 1)
 _unpack = struct.Struct("10q").unpack_from  # ne, nb, type, layout
 NULL = ffi.NULL
 
@@ -145,8 +147,8 @@ class Tensor:
 
         Quantized types take the raw blocks as uint8 (last axis: bytes of a row), bf16 takes uint16.
         """
-        dtype, shape = self._numpy()
-        if array.dtype != dtype or (array.shape != shape and _unpadded(array.shape) != _unpadded(shape)):
+        if array.dtype != _DTYPES[self.type] or not self._has_shape(array.shape):
+            dtype, shape = self._numpy()
             raise GraphError(f"{self!r} takes {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}")
         owner = self._placed()
         self._plain("set")
@@ -206,6 +208,13 @@ class Tensor:
         view.flags.writeable = writable
         return view
 
+    def _has_shape(self, shape: tuple[int, ...]) -> bool:
+        """Say whether an array of this shape has the tensor's elements in the tensor's order."""
+        ne, n = self.ne, len(shape)
+        if self.type.is_quantized:
+            ne = (self.type.row_nbytes(ne[0]), *ne[1:])
+        return n <= 4 and shape[::-1] == ne[:n] and ne[n:] == _ONES[n:]
+
     def _numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Give the dtype and the shape that stand for this tensor in NumPy."""
         dtype = NUMPY_TYPES.get(self.type)
@@ -227,7 +236,3 @@ class Tensor:
     def _plain(self, what: str) -> None:
         if not self.layout & CONTIGUOUS:
             raise GraphError(f"{what}: {self!r} is a view with gaps or permuted axes; make it contiguous first (cont)")
-
-
-def _unpadded(shape: Sequence[int]) -> list[int]:
-    return dims((*(1,) * (4 - len(shape)), *shape)[::-1]) if len(shape) <= 4 else list(shape)
