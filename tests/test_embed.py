@@ -112,7 +112,7 @@ def test_the_second_dense_matrices_follow_the_pooling(tiny: Tiny) -> None:
         dense = [model.weights[f"dense_{i}.weight"].get() for i in (2, 3)]
         with Model.load(tiny("gemma-embedding", dense_2_out=0, dense_3_in=0)) as plain:
             assert "dense_2.weight" not in plain.weights
-        assert (96, 128) == dense[0].shape
+        assert (256, 128) == dense[0].shape
         assert (128,) == session.embed(ids(5), pooling="mean").shape
         assert near(session.embed(ids(5)).mean(axis=0), session.embed(ids(5), pooling="mean"))
 
@@ -259,7 +259,7 @@ def test_faults_of_encoders_files_are_named(tiny: Tiny, tmp_path: Path) -> None:
         (bert, {"bert.context_length": 512}, None, r"position_embd.weight: expected \[128, 512\], file has"),
         (bert, {}, as_f16, "token_types.weight: expected type f32, file has f16"),
         (gemma, {"gemma-embedding.dense_2_feat_in": 64}, None, "dense_2_feat_in 64"),
-        (gemma, {"gemma-embedding.dense_3_feat_in": 64}, None, "dense_2_feat_out 96 and dense_3_feat_in 64"),
+        (gemma, {"gemma-embedding.dense_3_feat_in": 64}, None, "dense_2_feat_out 256 and dense_3_feat_in 64"),
     ]
     for path, keys, edit, message in cases:
         with pytest.raises(GGUFError, match=message):
