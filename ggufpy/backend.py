@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ggufpy._ffi.lib import C, check_status, ffi
+from ggufpy._ffi.lib import C, check_status, features_of, ffi, text_of
 from ggufpy.errors import BackendError, ClosedError, GraphError
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ _KINDS = {
     C.GGML_BACKEND_DEVICE_TYPE_ACCEL: "accel",
     C.GGML_BACKEND_DEVICE_TYPE_META: "meta",
 }
-
-
-def _text(chars: Any) -> str:
-    return str(ffi.string(chars).decode("utf-8", "replace")) if chars else ""
 
 
 class Lifetime:
@@ -131,12 +127,12 @@ class Device(_Handle):
     @property
     def name(self) -> str:
         """Give ggml's short name, such as `CPU` or `CUDA0`."""
-        return _text(C.ggml_backend_dev_name(self.ptr))
+        return text_of(C.ggml_backend_dev_name(self.ptr))
 
     @property
     def description(self) -> str:
         """Give the name of the hardware."""
-        return _text(C.ggml_backend_dev_description(self.ptr))
+        return text_of(C.ggml_backend_dev_description(self.ptr))
 
     @property
     def type(self) -> str:
@@ -208,7 +204,7 @@ class BufferType(_Handle):
     @property
     def name(self) -> str:
         """Give ggml's name of it, such as `CPU`, `CPU_REPACK` or `AMX`."""
-        return _text(C.ggml_backend_buft_name(self.ptr))
+        return text_of(C.ggml_backend_buft_name(self.ptr))
 
     @property
     def device(self) -> Device:
@@ -443,16 +439,7 @@ class Backend(_Owner):
         C.ggufpy_backend_set_use_ref(self._open(), use_ref)
 
 
-def _has_openmp() -> bool:
-    feature = C.ggufpy_reg_features(C.ggml_backend_dev_backend_reg(cpu_device().ptr))
-    while feature and feature.name:
-        if _text(feature.name) == "OPENMP":
-            return _text(feature.value) == "1"
-        feature += 1
-    return False
-
-
-_HAS_OPENMP = _has_openmp()
+_HAS_OPENMP = features_of(C.ggml_backend_dev_backend_reg(cpu_device().ptr)).get("OPENMP") == "1"
 
 
 class Scheduler(_Owner):
@@ -548,7 +535,7 @@ class Scheduler(_Owner):
     def _bad_row(self, tensors: Any, limits: Any, found: int) -> GraphError:
         if found < 0:
             return GraphError("compute: no memory to check the row numbers with")
-        name = _text(tensors[found].name)
+        name = text_of(tensors[found].name)
         return GraphError(
             f"compute: {name!r} has the row number {self._bad[0]}, the rows are 0 to {limits[found] - 1} "
             "(inputs have to be set before each compute)"
@@ -594,10 +581,10 @@ def _unsupported(node: Any, backends: Sequence[Backend]) -> str:
     for i in range(10):  # GGML_MAX_SRC
         source = node.src[i]
         if source:
-            kind = _text(C.ggml_type_name(source.type))
-            operands.append(f"{_text(source.name)!r} {kind} {list(source.ne)}")
+            kind = text_of(C.ggml_type_name(source.type))
+            operands.append(f"{text_of(source.name)!r} {kind} {list(source.ne)}")
     names = ", ".join(backend.device.name for backend in backends)
     return (
-        f"alloc: no device of {names} can compute {_text(C.ggml_op_desc(node))} into {_text(node.name)!r} "
-        f"{_text(C.ggml_type_name(node.type))} {list(node.ne)} from {', '.join(operands) or 'nothing'}"
+        f"alloc: no device of {names} can compute {text_of(C.ggml_op_desc(node))} into {text_of(node.name)!r} "
+        f"{text_of(C.ggml_type_name(node.type))} {list(node.ne)} from {', '.join(operands) or 'nothing'}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from ggufpy._ffi.lib import C, ffi
+from ggufpy._ffi.lib import C, ffi, text_of
 from ggufpy.backend import Buffer, Lifetime, Scheduler
 from ggufpy.errors import ClosedError, GraphError
 from ggufpy.gguf import GGMLType
@@ -274,9 +274,9 @@ class Graph:
     @property
     def names(self) -> list[str]:
         """List the names of the nodes in order."""
-        return [ffi.string(C.ggml_graph_node(self.ptr, i).name).decode("utf-8", "replace") for i in range(len(self))]
+        return [text_of(C.ggml_graph_node(self.ptr, i).name) for i in range(len(self))]
 
     @property
     def ops(self) -> list[str]:
         """List the operations of the nodes in order (`ggml_op_desc`)."""
-        return [ffi.string(C.ggml_op_desc(C.ggml_graph_node(self.ptr, i))).decode() for i in range(len(self))]
+        return [text_of(C.ggml_op_desc(C.ggml_graph_node(self.ptr, i))) for i in range(len(self))]
