@@ -56,8 +56,24 @@ def test_logits_are_llama_cpps(name: str, label: str, path: Path) -> None:
         assert parity.distance(parity.sample(found), rows[label]) <= (0.0 if machine() == meta["machine"] else limit)
 
 
+@pytest.mark.parametrize(("name", "label"), [case for case in VARIANTS if case.values[1] in ("plain", "window")])
+def test_cached_and_uncached_agree(name: str, label: str, path: Path) -> None:
+    """A prompt whole, one by one, and cut back and continued in pieces: the same but for rounding."""
+    write_tiny_model(name, path, **parity.VARIANTS[name, label])
+    ids, options = parity.PROMPT, {"type_k": "f32", "type_v": "f32", "flash_attn": False, "n_threads": 1}
+    with Model.load(path) as model, model.session(n_ctx=256, **options) as session:
+        whole = session.decode(ids, logits="all")
+        session.clear()
+        single = np.concatenate([session.decode([token]) for token in ids])
+        session.trim(0, 20)
+        again = np.concatenate([session.decode(ids[20:33], logits="all"), session.decode(ids[33:], logits="all")])
+    for rows, expected in ((single, whole), (again, whole[20:])):
+        known = (rows > parity.RULED_OUT) & (expected > parity.RULED_OUT)
+        assert parity.distance(rows[known], expected[known]) < CLOSE
+
+
 @pytest.mark.parametrize("name", arch.names())
 def test_rows_are_committed(name: str) -> None:
     """Of every variant that there is, and of no other."""
     rows, _ = parity.read(name)
-    assert set(rows) == {label for other, label in parity.VARIANTS if other == name}
+    assert set(rows) == {label for other, label in parity.VARIANTS if other == name}, "make_parity.py is due"

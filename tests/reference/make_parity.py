@@ -56,7 +56,10 @@ def main() -> None:
     """Compare what is asked for."""
     asked = sys.argv[1:]
     table = HEAD.format(
-        date=datetime.datetime.now(datetime.timezone.utc).date(), version=VERSION, commit=commit(), machine=machine()
+        date=datetime.datetime.now(datetime.timezone.utc).date(),
+        version=VERSION,
+        commit=commit(),
+        machine=", ".join(machine().values()),
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in asked or arch.names():
