@@ -242,8 +242,7 @@ def extra_buffer_types(device: Device) -> list[BufferType]:
 
 
 def weight_buffer_type(device: Device, tensor: Tensor, *, experts: bool = False) -> BufferType:
-    """Choose the memory for a weight that is only multiplied with, as llama.cpp does: the first kind whose kernels take
-    it.
+    """Choose the memory for a weight that is only multiplied with, as llama.cpp does: the first kind that takes it.
 
     Each kind is asked about a product of this weight and 512 rows; `experts` means `mul_mat_id`.
     """
@@ -537,7 +536,9 @@ class Scheduler(_Owner):
             found = C.ggufpy_first_bad_row(tensors, limits, n, self._bad)
             if found != -1:
                 raise self._bad_row(tensors, limits, found)
+        held = graph.ctx._life  # another thread may close the context meanwhile
         status = C.ggml_backend_sched_graph_compute(ptr, graph.ptr)
+        del held
         if status == C.GGML_STATUS_ABORTED:
             self._set_stop(0)
             return False

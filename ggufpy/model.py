@@ -82,7 +82,7 @@ class Model:
             table = list(declaration.tensors(config, file.tensors))
             arch.check_tensors(file, table)
             layout = Layout.of(config.n_layer, cpu_device(), _gpus(devices, n_gpu_layers), n_gpu_layers)
-            stand_ins = declaration.stand_ins
+            stand_ins = declaration.stand_ins if declaration.logits else None
             weights = Weights.load(
                 file, table, layout, stand_ins=stand_ins, use_mmap=use_mmap, repack=repack, progress=progress
             )

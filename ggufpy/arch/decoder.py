@@ -124,6 +124,8 @@ class GraphInputs:
     positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    embeddings: bool = False  # what the last norm gives is wanted, not logits
+    pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
     """Further inputs that a graph made, and how their values follow from the tokens' positions."""
 
@@ -181,6 +183,9 @@ class Decoder:
     """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
+    cacheless: ClassVar[bool] = False
+    """Tokens see all others of their call and nothing else; nothing is kept."""
+    logits: ClassVar[bool] = True  # False: embeddings only
     # --- tensors and steps
     norm: ClassVar[str] = "rms"  # or "layer"
     norm_weight: ClassVar[bool] = True
@@ -188,6 +193,7 @@ class Decoder:
     embedding_norm: ClassVar[bool] = False
     learned_positions: ClassVar[Presence] = False
     """Embeddings of positions are added to those of tokens."""
+    output_norm: ClassVar[str] = "output_norm"  # none: the last layer's output is the result
     pre_norm: ClassVar[bool] = True
     ffn_norm: ClassVar[str] = "ffn_norm"  # none: the FFN takes what attention takes
     parallel: ClassVar[str] = ""
@@ -262,7 +268,7 @@ class Decoder:
     @classmethod
     def adjust(cls, c: Config) -> Config:
         """Change what this architecture takes in another way than the keys say."""
-        return c
+        return replace(c, causal_attn=False) if cls.cacheless else c
 
     @classmethod
     def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
@@ -276,8 +282,9 @@ class Decoder:
             yield TensorSpec("position_embd.weight", (c.n_embd, c.n_ctx_train), optional, indexed=True)
         if cls.embedding_norm:
             yield from cls.norm_tensors("token_embd_norm", c.n_embd)
-        yield from cls.norm_tensors("output_norm", c.n_embd)
-        if cls.tie is not True:
+        if cls.output_norm:
+            yield from cls.norm_tensors(cls.output_norm, c.n_embd)
+        if cls.logits and cls.tie is not True:
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
         if cls.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
@@ -475,7 +482,7 @@ class Decoder:
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def build(self) -> Tensor | None:
-        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted.
+        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted, or embeddings.
 
         Where none are, the last layer stops as soon as its keys and values are stored.
         """
@@ -489,23 +496,34 @@ class Decoder:
         x = self.layer(x, il)
         if self.crop == "late":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        x = self.normalize(x, "output_norm", "result_norm")
+        if self.output_norm:
+            x = self.normalize(x, self.output_norm, "result_norm")
         if self.crop == "last":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        logits = self.named(self.head(x), "result_output")
-        self.graph.expand(logits)
-        return logits
+        if self.inputs.embeddings:
+            return self.graph.expand(self.named(self.pool(x), "result_embd_pooled"))
+        return self.graph.expand(self.named(self.head(x), "result_output"))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Make one embedding of all tokens', where that is wanted: their weighted sum, or one of them."""
+        g, pool = self.g, self.inputs.pool
+        if pool is None:
+            return x
+        return g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
 
     def embed(self) -> Tensor:
-        """Look up the tokens' embeddings, [n_embd, n_tokens]."""
-        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
-        scale = self.embedding_scale(self.c)
-        if scale:
-            x = self.named(self.g.scale(x, scale), "inp_scaled")
+        """Return what the first layer takes, [n_embd, n_tokens]: tokens, where they stand, normalized."""
+        x = self.look_up()
         if self.learned_positions is not False and "position_embd.weight" in self.w:
             positions = self.g.get_rows(self.w["position_embd.weight"], self.inputs.positions)
             x = self.named(self.g.add(x, self.named(positions, "pos_embd")), "inpL")
         return self.normalize(x, "token_embd_norm", "inp_norm") if self.embedding_norm else x
+
+    def look_up(self) -> Tensor:
+        """Look up the tokens' embeddings and scale them."""
+        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
+        scale = self.embedding_scale(self.c)
+        return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
 
     @classmethod
     def embedding_scale(cls, c: Config) -> float:
@@ -827,7 +845,7 @@ class Decoder:
         up = self.named(self.linear(x, f"{blk}.ffn_up{suffix}", bias_first=True), f"ffn_up{suffix}", il)
         if self.ffn_fused:
             cur = self.activate_fused(up)
-        elif self.ffn_gate:
+        elif f"{blk}.ffn_gate{suffix}.weight" in self.w:
             gate = self.linear(x, f"{blk}.ffn_gate{suffix}", bias_first=True)
             cur = self.activate(self.named(gate, f"ffn_gate{suffix}", il), up, il)
         else:

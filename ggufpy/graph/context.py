@@ -20,12 +20,7 @@ _allocate = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class ContextBase:
-    """The metadata of up to `n_tensors` tensors (a `ggml_context` without data), and the operations that make more of
-    them.
-
-    Not thread-safe. A context manager; `close` may be called twice. Memory that other contexts or arrays still use
-    lives on.
-    """
+    """Room for tensors, the checks that all operations share, and what has to stay alive for them."""
 
     def __init__(self, n_tensors: int) -> None:
         if not 0 < n_tensors <= MAX_TENSORS:
@@ -124,6 +119,8 @@ class ContextBase:
         """Keep the memory of `a` from being used again (`ggml_set_output`), so that it can be read later."""
         self._mine("output", a)
         C.ggml_set_output(a.ptr)
+        if a.root is not None and a.root.ctx is self:  # a view has no memory of its own
+            C.ggml_set_output(a.root.ptr)
         return self._named(a, name)
 
     def new_graph(self, size: int | None = None) -> Graph:

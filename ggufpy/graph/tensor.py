@@ -142,8 +142,7 @@ class Tensor:
         return int(ffi.cast("uintptr_t", self.ptr.data))
 
     def set(self, array: np.ndarray[Any, Any]) -> None:
-        """Copy `array` into the tensor (`ggml_backend_tensor_set`): this shape in NumPy's order, this dtype, no
-        conversion.
+        """Copy an array of the same shape (in NumPy's order) and dtype into the tensor (`ggml_backend_tensor_set`).
 
         Quantized types take the raw blocks as uint8 (last axis: bytes of a row), bf16 takes uint16.
         """

@@ -27,8 +27,8 @@ HEAD = """\
 
 Every architecture, in small random models of each variant that changes its graph, computed by ggufpy and by llama.cpp:
 a prompt of 40 tokens in micro-batches of 16, single tokens, and two sequences side by side, each with and without
-flash attention. "identical" means every logit has the same bits; a number is the mean squared error relative to the
-logits' mean square. Written by `tests/reference/make_parity.py`.
+flash attention; of models without logits, the prompt's embeddings. "identical" means every number has the same bits; a number is the mean squared error relative to the
+reference's mean square. Written by `tests/reference/make_parity.py`.
 
 {date}; llama-cpp-python {version}, ggml {commit}; {machine}.
 
@@ -43,9 +43,9 @@ def compare(name: str, folder: Path) -> dict[str, float]:
     for label, options in ((label, options) for (other, label), options in parity.VARIANTS.items() if other == name):
         path = write_tiny_model(name, folder / "model.gguf", **options)
         with ReferenceModel(path) as model:
-            expected = list(parity.outputs(model))
+            expected = list(parity.outputs(name, model))
         with Model.load(path) as model:
-            found = list(parity.outputs(model))
+            found = list(parity.outputs(name, model))
         rows[label], files[label] = parity.sample(expected), path.read_bytes()
         distances[label] = max(parity.distance(*pair) for pair in zip(found, expected, strict=True))
     parity.write(name, rows, files, {"machine": machine(), "commit": commit()})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufpy import arch
+from ggufpy import Model, arch
 from ggufpy.testing import variants
 
 __all__ = ["FOLDER", "VARIANTS", "distance", "outputs", "read", "sample", "write"]
@@ -25,23 +25,38 @@ PROMPT = [3 + i * 7919 % 61 for i in range(40)]
 N_STEPS = 8
 RULED_OUT = -1e30
 N_COLUMNS = 32  # kept at either end of a row
-SAMPLES = (0, 3, N_STEPS + 6)  # the prompt and a step with flash attention, the prompt without
 
 
-def outputs(model: Any) -> Iterator[np.ndarray]:
-    """Decode with either library's model: in small pieces and step by step, then two sequences in one call.
+def outputs(name: str, model: Any) -> Iterator[np.ndarray]:
+    """Run either library's model: in small pieces, token by token, then two sequences in one call.
 
-    Yields what each call gives, float32 [n_outputs, n_vocab]: with flash attention, then without.
+    Yields what each call gives, float32 [n_outputs, n_vocab], or the embeddings [n_tokens or 1, n_embd] of models that
+    give no logits: with flash attention, then without.
     """
+    declaration = arch.find(name)
     for flash_attn in (True, False):
         options = {"n_ctx": 256, "n_threads": 1, "flash_attn": flash_attn}
-        with model.session(n_ubatch=16, **options) as session:
+        if not declaration.logits:
+            yield from embeddings(model, options)
+            continue
+        with model.session(n_ubatch=64 if declaration.cacheless else 16, **options) as session:
             yield session.decode(PROMPT, logits="all")
             for token in PROMPT[:N_STEPS]:
                 yield session.decode([token])
         with model.session(n_seq_max=2, **options) as session:
             yield from session.decode_batch([(0, PROMPT, "all"), (1, PROMPT[::-1], "all")])
             yield from session.decode_batch([(0, PROMPT[:1], "last"), (1, PROMPT[1:2], "last")])
+
+
+def embeddings(model: Any, options: dict[str, Any]) -> Iterator[np.ndarray]:
+    """Compute the prompt's embeddings: of each token, and pooled in every way."""
+    for pooling in (None, "mean", "last", "cls"):
+        if isinstance(model, Model):
+            with model.session(**options) as session:
+                yield np.atleast_2d(session.embed(PROMPT, pooling=pooling))
+        else:
+            with model.session(embeddings=True, pooling=pooling, **options) as session:
+                yield np.atleast_2d(session.embed(PROMPT))
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:
@@ -57,7 +72,7 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
 
 def sample(rows: list[np.ndarray]) -> np.ndarray:
     """Choose the rows and columns that are committed, [3, at most 64]."""
-    last = np.stack([rows[i][-1] for i in SAMPLES])
+    last = np.stack([rows[i][-1] for i in (0, 3, len(rows) // 2)])  # the last is the first without flash attention
     return last if last.shape[1] <= 2 * N_COLUMNS else np.hstack((last[:, :N_COLUMNS], last[:, -N_COLUMNS:]))
 
 
