@@ -27,8 +27,9 @@ HEAD = """\
 
 Every architecture, in small random models of each variant that changes its graph, computed by ggufpy and by llama.cpp:
 a prompt of 40 tokens in micro-batches of 16, single tokens, and two sequences side by side, each with and without
-flash attention; of models without logits, the prompt's embeddings. "identical" means every number has the same bits; a number is the mean squared error relative to the
-reference's mean square. Written by `tests/reference/make_parity.py`.
+flash attention; of models without logits, the prompt's embeddings. "identical" means every number has the same bits;
+elsewhere stands the mean squared error relative to llama.cpp's mean square. Written by
+`tests/reference/make_parity.py`.
 
 {date}; llama-cpp-python {version}, ggml {commit}; {machine}.
 
