@@ -260,6 +260,8 @@ class Decoder:
                 yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
+        if cls.rope_mode(c) in (MROPE, IMROPE) and not 0 < sum(c.rope_sections) <= c.n_embd_head_k:
+            yield f"rope.dimension_sections: expected a sum of 1 to {c.n_embd_head_k}, found {list(c.rope_sections)}"
         if cls.moe and cls.moe.required and not c.n_expert:
             yield "expert_count: the key is missing or 0"
         if cls.moe and c.n_expert and not cls.moe.gating and c.expert_gating_func not in GATING:

@@ -50,7 +50,7 @@ class GemmaEmbedding(Gemma3):
     logits = False
     ignored = ("output.weight",)
     n_layer_27b = 0
-    tiny = {"n_layer": 7, "dense_2_in": 128, "dense_2_out": 96, "dense_3_in": 96, "dense_3_out": 128}
+    tiny = {"n_layer": 7, "dense_2_out": 256, "dense_3_in": 256}
     tiny_variants = {
         "window-array": {"n_swa": 24, "n_layer": 3, "swa_pattern": [True, False, True]},
         "without-dense_2": None,

@@ -1,4 +1,4 @@
-"""Hunyuan, the dense models."""
+"""Hunyuan: dense models, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, Decoder
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-__all__ = ["HunyuanDense", "HunyuanVL"]
+__all__ = ["HunyuanDense", "HunyuanMoe", "HunyuanVL", "HyV3"]
 
 
 class HunyuanDense(Decoder):
@@ -36,3 +36,41 @@ class HunyuanVL(HunyuanDense):
 
     name = "hunyuan_vl"
     keys = {"rope_scaling_alpha": 0.0, "rope_sections": ()}
+
+
+class HunyuanMoe(Decoder):
+    """Hunyuan A13B: norms of queries and keys after their rotation; routed and shared experts in every layer."""
+
+    name = "hunyuan-moe"
+    keys = {"n_ff_shexp": 0}
+    rope = NEOX
+    qk_norm = "rotated"
+    ffn_scale = False
+    moe = Moe(shared=True)
+    tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or c.n_ff[il]
+
+
+class HyV3(Decoder):
+    """Hunyuan 3: norms before the rotation, leading dense layers, a router that the file describes."""
+
+    name = "hy_v3"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "expert_gating_func": 0, "expert_weights_scale": 0.0,
+        "expert_weights_norm": False,
+    }  # fmt: skip
+    nextn = True
+    rope = NEOX
+    qk_norm = "head"
+    moe = Moe(
+        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared=True, fused=True,
+        scale=True, split_ff=True,
+    )  # fmt: skip
+    crop = "last"
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or cls.n_ff_exp(c, il)
