@@ -35,7 +35,7 @@ def test_the_same_call_writes_the_same_bytes(options: dict[str, Any], tmp_path: 
     paths = [write_tiny_model("llama", tmp_path / f"{i}.gguf", seed=i // 2, **options) for i in range(4)]
     raws = [path.read_bytes() for path in paths]
     assert raws[0] == raws[1] != raws[2] == raws[3]
-    assert len(raws[0]) < 4_000_000
+    assert len(raws[0]) < 5_000_000
 
 
 @pytest.mark.parametrize(("name", "label"), VARIANTS)
