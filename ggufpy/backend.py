@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggufpy._ffi.lib import C, check_status, features_of, ffi, text_of
 from ggufpy.errors import BackendError, ClosedError, GraphError
@@ -27,6 +27,7 @@ __all__ = [
     "BufferType",
     "Device",
     "Lifetime",
+    "Owner",
     "Scheduler",
     "cpu_device",
     "devices",
@@ -68,7 +69,10 @@ class Lifetime:
             self.refs.append(other)
 
 
-class _Owner:
+AnyOwner = TypeVar("AnyOwner", bound="Owner")
+
+
+class Owner:
     """Something that is closed once, by hand, by `with`, or when nobody refers to it."""
 
     _ptr: Any
@@ -89,7 +93,7 @@ class _Owner:
             raise ClosedError(f"this {type(self).__name__} is closed")
         return self._ptr
 
-    def __enter__(self: Any) -> Any:
+    def __enter__(self: AnyOwner) -> AnyOwner:
         return self
 
     def __exit__(
@@ -267,7 +271,7 @@ def _takes(kind: BufferType, device: Device, tensor: Tensor, experts: bool) -> b
     return bool(buffer) and bool(C.ggml_backend_dev_supports_op(device.ptr, op))
 
 
-class Buffer(_Owner):
+class Buffer(Owner):
     """Memory that tensors are bound to: allocated by ggml, or the host's own, such as a mapped file."""
 
     def __init__(self, ptr: Any, *, refs: Sequence[Any] = (), readonly: bool = False, is_mapped: bool = False) -> None:
@@ -316,10 +320,7 @@ class Buffer(_Owner):
     def for_tensors(cls, type: BufferType, tensors: Sequence[Tensor]) -> Buffer:
         """Allocate one buffer and place the tensors in it, one after the other."""
         offsets, size = _places(type, tensors)
-        buffer = cls.alloc(type, size)
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            buffer.bind(tensor, buffer.base + offset)
-        return buffer
+        return cls.alloc(type, size)._holding(tensors, offsets)
 
     @classmethod
     def zeros(cls, device: Device, tensors: Sequence[Tensor]) -> Buffer:
@@ -338,9 +339,12 @@ class Buffer(_Owner):
         except OSError as error:
             raise BackendError(f"{type.name}: {size} bytes could not be allocated ({error.strerror})") from error
         buffer.is_mapped = False
+        return buffer._holding(tensors, offsets)
+
+    def _holding(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Buffer:
         for tensor, offset in zip(tensors, offsets, strict=True):
-            buffer.bind(tensor, buffer.base + offset)
-        return buffer
+            self.bind(tensor, self.base + offset)
+        return self
 
     @property
     def is_host(self) -> bool:
@@ -394,7 +398,7 @@ def _places(type: BufferType, tensors: Sequence[Tensor]) -> tuple[list[int], int
 # --- computing ---
 
 
-class Backend(_Owner):
+class Backend(Owner):
     """A device ready to compute."""
 
     def __init__(self, device: Device) -> None:
@@ -442,7 +446,7 @@ class Backend(_Owner):
 _HAS_OPENMP = features_of(C.ggml_backend_dev_backend_reg(cpu_device().ptr)).get("OPENMP") == "1"
 
 
-class Scheduler(_Owner):
+class Scheduler(Owner):
     """Gives the tensors of a graph memory and computes it, splitting it among backends (`ggml_backend_sched`)."""
 
     def __init__(self, backends: Sequence[Backend], n_nodes: int, *, op_offload: bool = True) -> None:
