@@ -177,20 +177,24 @@ class KVCache:
         rows = options.n_seq_max if options.unified else 1
         self.cells = [Cells(size, rows) for _ in range(self.n_stream)]
         d_k, d_v = config.n_embd_head_k, config.n_embd_head_v
-        self.k_rot = _hadamard(_largest_rotation(d_k)) if options.type_k.is_quantized and d_k % 64 == 0 else None
-        self.v_rot = _hadamard(N_ROT_V) if options.type_v.is_quantized and d_v % 64 == 0 else None
+        self.k_only = config.is_mla
+        rotated = [t.is_quantized and not self.k_only for t in (options.type_k, options.type_v)]
+        self.k_rot = _hadamard(_largest_rotation(d_k)) if rotated[0] and d_k % 64 == 0 else None
+        self.v_rot = _hadamard(N_ROT_V) if rotated[1] and d_v % 64 == 0 else None
         self.v_width = d_v * max(config.n_head_kv)
         self._context = Context(2 * len(layers))
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
         for il in layers:
-            width_v = self.v_width if self.transposed_v else d_v * config.n_head_kv[il]
             shape_k = (d_k * config.n_head_kv[il], size, self.n_stream)
             self.k[il] = self._context.new_tensor(options.type_k, *shape_k, name=f"cache_k_l{il}")
-            self.v[il] = self._context.new_tensor(options.type_v, width_v, size, self.n_stream, name=f"cache_v_l{il}")
-        self._buffers = [
-            Buffer.zeros(device, tensors) for device, tensors in _by_device(layers, self.k, self.v, device_of).items()
-        ]
+            if not self.k_only:
+                width = self.v_width if self.transposed_v else d_v * config.n_head_kv[il]
+                self.v[il] = self._context.new_tensor(options.type_v, width, size, self.n_stream, name=f"cache_v_l{il}")
+        by_device: dict[Device, list[Tensor]] = {}
+        for il in layers:
+            by_device.setdefault(device_of(il), []).extend(kept[il] for kept in (self.k, self.v) if il in kept)
+        self._buffers = [Buffer.zeros(device, tensors) for device, tensors in by_device.items()]
 
     @property
     def nbytes(self) -> int:
@@ -252,7 +256,7 @@ class KVInputs:
         n_stream = len(placement.streams)
         self.k_idxs = g.input(GGMLType.I64, n_tokens, name=f"attn_inp_k_idxs{name}")
         n_v = n_tokens * cache.v_width if cache.transposed_v else n_tokens
-        self.v_idxs = g.input(GGMLType.I64, n_v, name=f"attn_inp_v_idxs{name}")
+        self.v_idxs = None if cache.k_only else g.input(GGMLType.I64, n_v, name=f"attn_inp_v_idxs{name}")
         mask_type = GGMLType.F16 if cache.options.flash_attn else GGMLType.F32
         self.mask = g.input(mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}")
         self.k_rot = self._rotation(cache.k_rot, f"attn_inp_k_rot{name}")
@@ -265,6 +269,8 @@ class KVInputs:
         """Add the nodes that write this micro-batch's keys and values ([n_embd_head, n_head_kv, n_tokens])."""
         g, cache = self.g, self.cache
         graph.expand(g.set_rows(self._rows(cache.k[il]), self._flat(k), self.k_idxs))
+        if self.v_idxs is None:
+            return
         if not cache.transposed_v:
             graph.expand(g.set_rows(self._rows(cache.v[il]), self._flat(v), self.v_idxs))
             return
@@ -289,7 +295,12 @@ class KVInputs:
 
     def values(self, il: int) -> Tensor:
         """View the values; [n_kv, n_head_kv, n_embd_head_v, n_stream] permuted to the same where V is transposed."""
-        v, d = self.cache.v[il], self.cache.config.n_embd_head_v
+        d = self.cache.config.n_embd_head_v
+        if self.cache.k_only:  # they are the first part of the keys
+            k = self.keys(il)
+            v = self.g.view_4d(k, d, *k.ne[1:], *k.nb[1:], 0)
+            return _transposed(self.g, v) if self.cache.transposed_v else v
+        v = self.cache.v[il]
         if not self.cache.transposed_v:
             return self._view(v, d, il)
         (s0, n_stream), size, row = self._shape, self.cache.size, v.type.row_nbytes
@@ -312,7 +323,9 @@ class KVInputs:
         bases = [stream * cache.size for stream in placement.streams]
         idxs = np.concatenate([cells + base for cells, base in zip(placement.cells, bases, strict=True)])
         self.k_idxs.set(idxs)
-        if cache.transposed_v:
+        if self.v_idxs is None:
+            pass
+        elif cache.transposed_v:
             steps = np.arange(cache.v_width) * cache.size
             parts = [cells[:, None] + (steps + base * cache.v_width)
                      for cells, base in zip(placement.cells, bases, strict=True)]  # fmt: skip
@@ -472,10 +485,7 @@ class CallInputs:
 
     def values(self, il: int) -> Tensor:
         """Return the values; without flash attention transposed, in the place of [n_tokens, n_head_kv, n_embd_head]."""
-        g, v = self.g, self.v[il]
-        if self.cache.options.flash_attn:
-            return v
-        return g.permute(g.cont(g.transpose(g.permute(v, 0, 2, 1, 3))), 0, 2, 1, 3)
+        return self.v[il] if self.cache.options.flash_attn else _transposed(self.g, self.v[il])
 
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the mask: tokens see those of their sequence, within half a window to both sides where there is one."""
@@ -522,13 +532,9 @@ class NoMemory:
     def close(self) -> None: ...
 
 
-def _by_device(
-    layers: Sequence[int], k: dict[int, Tensor], v: dict[int, Tensor], device_of: Callable[[int], Device]
-) -> dict[Device, list[Tensor]]:
-    groups: dict[Device, list[Tensor]] = {}
-    for il in layers:
-        groups.setdefault(device_of(il), []).extend((k[il], v[il]))
-    return groups
+def _transposed(g: Context, v: Tensor) -> Tensor:
+    """Copy values [n_embd_head, n_head_kv, n, n_stream] to [n, n_head_kv, n_embd_head, n_stream]."""
+    return g.permute(g.cont(g.transpose(g.permute(v, 0, 2, 1, 3))), 0, 2, 1, 3)
 
 
 def _largest_rotation(n_embd_head: int) -> int:

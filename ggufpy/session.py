@@ -158,6 +158,8 @@ class Session:
                 f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
                 stacklevel=3,
             )
+        if config.is_mla and options.type_k != options.type_v:
+            raise ValueError(f"type_v={options.type_v!r}: as type_k={options.type_k!r} expected, V is a part of K here")
         _check_blocks("type_k", options.type_k, config.n_embd_head_k)
         _check_blocks("type_v", options.type_v, config.n_embd_head_v)
         cores = physical_cores()

@@ -163,7 +163,7 @@ def write_tiny_model(
 ) -> Path:
     """Write a small random GGUF of an architecture to `path` and return the path.
 
-    `type` is that of the matrices; vectors stay f32. Variants: any field of `Config` by name, and
+    `type` is that of the matrices whose rows fill its blocks; all else is f32. Variants: any field of `Config` by name, and
 
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
@@ -197,7 +197,8 @@ def write_tiny_model(
     rng = np.random.default_rng(seed)
     for spec in _chosen(declaration, config, switches):
         values = _values(spec, rng)
-        if len(spec.shape) > 1 and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
+        fits = len(spec.shape) > 1 and spec.shape[0] % kind.block_size == 0
+        if fits and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)
         else:
             writer.add_tensor(spec.name, values)

@@ -87,6 +87,8 @@ class Config:
     is_swa: tuple[bool, ...] = _derived(())
     swa_chunked: bool = _derived(False)
     """Windows begin at multiples of `n_swa` and do not slide."""
+    yarn_mscale: float = _derived(1.0)
+    """How YaRN stretches what rotates, beside `rope_yarn_log_mul` for all."""
 
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
     norm_eps: float = _asked("attention.layer_norm_epsilon", 0.0, high=1.0)
@@ -107,6 +109,11 @@ class Config:
     attn_logit_softcapping: float = _asked("attn_logit_softcapping", 0.0)
     attn_value_scale: float = _asked("attention.value_scale", 0.0)
     attn_temperature_scale: float = _asked("attention.temperature_scale", 0.0)
+    attn_temperature_length: int = _asked("attention.temperature_length", 0)
+    n_lora_q: int = _asked("attention.q_lora_rank", 0, high=2**20)
+    n_lora_kv: int = _asked("attention.kv_lora_rank", 0, low=1, high=2**20)
+    n_embd_head_k_mla: int = _asked("attention.key_length_mla", 0, high=65536)
+    n_embd_head_v_mla: int = _asked("attention.value_length_mla", 0, high=65536)
     xielu_alpha_n: tuple[float, ...] = _asked("xielu.alpha_n", (), **NUMBERS)
     xielu_alpha_p: tuple[float, ...] = _asked("xielu.alpha_p", (), **NUMBERS)
     xielu_beta: tuple[float, ...] = _asked("xielu.beta", (), **NUMBERS)
@@ -141,6 +148,11 @@ class Config:
     expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
     expert_weights_norm: bool = _asked("expert_weights_norm", False)
     expert_gating_func: int = _asked("expert_gating_func", 0, high=4)
+
+    @property
+    def is_mla(self) -> bool:
+        """Say whether the cache has compressed keys only, of which values are a part."""
+        return self.n_embd_head_k_mla > 0
 
     @classmethod
     def from_gguf(

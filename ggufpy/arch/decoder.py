@@ -83,6 +83,7 @@ class Rope:
             log = np.float32(math.log(stretch))
             attn_factor = _mscale(stretch, log, one)
             if c.rope_yarn_log_mul:
+                attn_factor = _mscale(stretch, log, np.float32(c.yarn_mscale))
                 attn_factor /= _mscale(stretch, log, np.float32(c.rope_yarn_log_mul))
             attn_factor *= one / (one + tenth * log)  # ggml multiplies by this itself
         attn_factor *= np.float32(c.rope_attn_factor)
@@ -796,12 +797,15 @@ class Decoder:
         q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
         max_bias = self.max_alibi_bias(self.c)
         sinks = self.w.get(f"blk.{il}.attn_sinks.weight")
+        expand = self.w.get(f"blk.{il}.attn_v_b.weight")  # from compressed values to each head's
         if self.inputs.flash_attn:
             keys, values = (g.cast(t, GGMLType.F16) if t.type == GGMLType.F32 else t for t in (keys, values))
             cap = f32(self.c.attn_logit_softcapping)
             cur = g.flash_attn_ext(q, keys, values, kv.mask, scale, max_bias, cap)
             g.flash_attn_ext_add_sinks(cur, sinks)
             g.prec_set_acc(cur, PREC_F32)
+            if expand is not None:
+                cur = g.cont(g.permute(g.mul_mat(expand, g.permute(cur, 0, 2, 1, 3)), 0, 2, 1, 3))
             cur = g.reshape_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
         else:
             kq = g.mul_mat(keys, q)  # [n_kv, n_tokens, n_head, n_stream]
@@ -810,6 +814,7 @@ class Decoder:
             kq = self.named(g.soft_max_ext(kq, kv.mask, scale, max_bias), "kq_soft_max", il)
             g.soft_max_add_sinks(kq, sinks)
             cur = self.named(g.mul_mat(values, kq), "kqv", il)  # [n_embd_head_v, n_tokens, n_head, n_stream]
+            cur = cur if expand is None else g.mul_mat(expand, cur)
             cur = g.permute(cur, 0, 2, 1, 3)
             cur = g.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
         self.graph.expand(self.named(cur, "kqv_out", il))
