@@ -172,6 +172,7 @@ def show(line: Row) -> Sequence[str]:
 def main() -> None:
     """Measure every model given and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code, a checkout shall too
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="a GGUF file")
     parser.add_argument("--rounds", type=int, default=9, help="pairs measured for each figure (9)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both (all cores)")

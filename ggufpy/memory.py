@@ -1,4 +1,4 @@
-"""The KV cache: where each token's keys and values lie, and the graph inputs that say so.
+"""The KV cache: where each token's keys and values lie, and the graph inputs that say so. Or none, for encoders.
 
 This file owns cells, sequences, streams and windows, with llama.cpp's rules for which cell a token gets: sums over the
 cache run in cell order, so the rules decide bits. It does not know models, tokens' meaning or who runs the graph.
@@ -16,30 +16,19 @@ import numpy.typing as npt
 
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
+from ggufpy.batch import IntArray, MicroBatch
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
-__all__ = ["KVCache", "KVInputs", "Memory", "MicroBatch", "Placement", "Window"]
+__all__ = ["CacheInputs", "CacheOptions", "Cells", "KVCache", "KVInputs", "Memory", "NoMemory", "Placement", "Window"]
 
-IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
 MINUS_INF_F16 = 0xFC00
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    """Tokens that are computed together: all of the first sequence, then all of the second, and so on."""
-
-    tokens: IntArray  # [n_tokens]
-    positions: IntArray  # [n_tokens]
-    seq_ids: list[int]  # in the order of their tokens, equally many tokens each unless the cache is unified
-    seq_of_token: IntArray  # [n_tokens]
-    out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
 
 
 @dataclass(slots=True)
@@ -144,10 +133,13 @@ class Cells:
         """Return a sequence's first position, a huge one if it has none."""
         return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
 
-    def visible(self, row: int, positions: IntArray, n_kv: int, window: Window | None) -> BoolArray:
+    def visible(
+        self, row: int, positions: IntArray, n_kv: int, window: Window | None, *, causal: bool = True
+    ) -> BoolArray:
         """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
         pos = self.pos[:n_kv]
-        seen = self.has[row, :n_kv] & (pos <= positions[:, None])
+        has = self.has[row, :n_kv]
+        seen: BoolArray = has & (pos <= positions[:, None]) if causal else np.tile(has, (len(positions), 1))
         if window:
             seen &= pos >= window.first(positions[:, None])
         return seen
@@ -163,6 +155,7 @@ class CacheOptions:
     type_v: GGMLType
     flash_attn: bool
     alibi: bool = False  # the mask carries distances, which the kernel multiplies by each head's slope
+    causal: bool = True  # tokens do not see those behind them
 
 
 class KVCache:
@@ -339,7 +332,7 @@ class KVInputs:
             stream, row = cache.stream_row(seq_id)
             mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
             cells, positions = cache.cells[stream], ubatch.positions[mine]
-            seen[mine] = cells.visible(row, positions, n_kv, cache.window)
+            seen[mine] = cells.visible(row, positions, n_kv, cache.window, causal=cache.options.causal)
             if bias is not None:
                 bias[mine] = -np.abs(cells.pos[:n_kv] - positions[:, None])
         return attention_mask(seen, bias, cache.options.flash_attn).reshape(self.mask.shape)
@@ -369,8 +362,8 @@ class Memory:
         swa_full: bool,
         device_of: Callable[[int], Device],
     ) -> None:
-        full = [il for il in range(config.n_layer) if not config.is_swa[il]]
-        windowed = [il for il in range(config.n_layer) if config.is_swa[il]]
+        full = [il for il, n in enumerate(config.n_head_kv) if n and not config.is_swa[il]]
+        windowed = [il for il, n in enumerate(config.n_head_kv) if n and config.is_swa[il]]
         self.caches: list[KVCache] = []
         self.cache_of_layer: dict[int, int] = {}
         size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch
@@ -395,6 +388,13 @@ class Memory:
         for cache, placement in zip(self.caches, placements, strict=True):
             cache.take(ubatch, placement)
         return placements
+
+    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[KVInputs]:
+        """Make the inputs of a graph for micro-batches of a shape."""
+        return [
+            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
+            for cache, placement in zip(self.caches, placements, strict=True)
+        ]
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
@@ -435,6 +435,91 @@ class Memory:
             else:
                 cache.cells[s1].remove(r1, 0, 2**31 - 1)
                 cache.cells[s1].has[r1] = cache.cells[s0].has[r0]
+
+
+@dataclass(frozen=True, slots=True)
+class NoCache:
+    """Stands in a cache's place where nothing is kept: tokens see those of their own call (llama.cpp's no_cache)."""
+
+    options: CacheOptions
+    n_swa: int
+    n_stream: int = 1
+    nbytes: int = 0
+
+
+class CallInputs:
+    """The mask of one graph whose tokens see each other only, and each layer's keys and values on their way."""
+
+    __slots__ = ("cache", "g", "k", "k_rot", "mask", "v", "v_rot")
+
+    def __init__(self, g: Context, cache: NoCache, n_tokens: int) -> None:
+        self.g, self.cache = g, cache
+        mask_type = GGMLType.F16 if cache.options.flash_attn else GGMLType.F32
+        name = f"self_kq_mask{'_swa' if cache.n_swa else ''}"
+        self.mask = g.input(mask_type, n_tokens, n_tokens, 1, 1, name=name)
+        self.k_rot: Tensor | None = None
+        self.v_rot: Tensor | None = None
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+
+    def store(self, graph: Graph, k: Tensor, v: Tensor, il: int) -> None:
+        """Remember this micro-batch's keys and values ([n_embd_head, n_head_kv, n_tokens])."""
+        self.k[il], self.v[il] = k, v
+
+    def keys(self, il: int) -> Tensor:
+        """Return the keys as they are."""
+        return self.k[il]
+
+    def values(self, il: int) -> Tensor:
+        """Return the values; without flash attention transposed, in the place of [n_tokens, n_head_kv, n_embd_head]."""
+        g, v = self.g, self.v[il]
+        if self.cache.options.flash_attn:
+            return v
+        return g.permute(g.cont(g.transpose(g.permute(v, 0, 2, 1, 3))), 0, 2, 1, 3)
+
+    def set(self, ubatch: MicroBatch, placement: Placement) -> None:
+        """Write the mask: tokens see those of their sequence, within half a window to both sides where there is one."""
+        options, n_swa, positions = self.cache.options, self.cache.n_swa, ubatch.positions
+        seen = ubatch.seq_of_token[:, None] == ubatch.seq_of_token
+        distance = np.abs(positions[:, None] - positions)
+        if options.causal:
+            seen &= positions <= positions[:, None]
+        if n_swa:
+            seen &= distance <= n_swa // 2
+        bias = (-distance).astype(np.float32) if options.alibi else None
+        self.mask.set(attention_mask(seen, bias, options.flash_attn).reshape(self.mask.shape))
+
+
+CacheInputs = KVInputs | CallInputs
+
+
+class NoMemory:
+    """What a session has in `Memory`'s place for models that keep nothing from call to call."""
+
+    def __init__(self, config: Config, options: CacheOptions) -> None:
+        windows = sorted({config.n_swa if windowed else 0 for windowed in config.is_swa})
+        self.caches = [NoCache(options, n_swa) for n_swa in windows]
+        self.cache_of_layer = {il: len(self.caches) - 1 if w else 0 for il, w in enumerate(config.is_swa)}
+
+    def place(self, ubatch: MicroBatch) -> list[Placement]:
+        """Let a micro-batch look at itself."""
+        n_tokens = len(ubatch.tokens)
+        return [Placement([0], [np.arange(n_tokens)], n_tokens) for _ in self.caches]
+
+    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[CallInputs]:
+        """Make the inputs of a graph for micro-batches of a shape."""
+        return [CallInputs(g, cache, n_tokens) for cache in self.caches]
+
+    def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
+        """Find room for anything."""
+        return True
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Do nothing; neither do the others."""
+
+    def fork(self, src: int, dst: int) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def _by_device(

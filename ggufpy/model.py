@@ -11,20 +11,23 @@ import functools
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
-from ggufpy import arch, generate, hub
+from ggufpy import arch
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
 from ggufpy.errors import ClosedError, GGUFError
-from ggufpy.generate import Completion, CompletionChunk
 from ggufpy.gguf import GGUFFile
-from ggufpy.sampling import SamplingParams
 from ggufpy.session import Session, SessionOptions
-from ggufpy.tokenizer import Tokenizer
 from ggufpy.weights import Layout, Progress, Weights
+
+# Text, sampling and downloads are imported where they are used: loading a model and decoding ids does without them.
+if TYPE_CHECKING:
+    from ggufpy.generate import Completion, CompletionChunk
+    from ggufpy.sampling import SamplingParams
+    from ggufpy.tokenizer import Tokenizer
 
 __all__ = ["Messages", "Model", "Prompt"]
 
@@ -79,7 +82,7 @@ class Model:
             table = list(declaration.tensors(config, file.tensors))
             arch.check_tensors(file, table)
             layout = Layout.of(config.n_layer, cpu_device(), _gpus(devices, n_gpu_layers), n_gpu_layers)
-            stand_ins = declaration.stand_ins
+            stand_ins = declaration.stand_ins if declaration.logits else None
             weights = Weights.load(
                 file, table, layout, stand_ins=stand_ins, use_mmap=use_mmap, repack=repack, progress=progress
             )
@@ -96,6 +99,8 @@ class Model:
         """
         if filename is not None:
             raise ValueError(f"filename: named models are one file each, got {filename!r}")
+        from ggufpy import hub
+
         return cls.load(hub.fetch(name, progress=options.get("progress")), **options)
 
     # ---------------------------------------------------------------------------------------------------- properties
@@ -123,6 +128,8 @@ class Model:
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
+        from ggufpy.tokenizer import Tokenizer
+
         return Tokenizer.from_metadata(self._file.metadata)
 
     @property
@@ -139,6 +146,12 @@ class Model:
 
     # ---------------------------------------------------------------------------------------------------- generation
 
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> list[Completion]: ...
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -147,12 +160,14 @@ class Model:
         session: Session | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> Any:
+    ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
 
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
         SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again.
         """
+        from ggufpy import generate
+
         self._check_open()
         single = _is_single(prompt)
         prompts = [cast(Prompt, prompt)] if single else cast("Sequence[Prompt]", prompt)
@@ -231,6 +246,8 @@ class Model:
     def _stream(
         self, ids: Sequence[int], params: SamplingParams, session: Session | None, cancel: threading.Event | None
     ) -> Generator[CompletionChunk, None, None]:
+        from ggufpy import generate
+
         if session is not None:
             return generate.stream(session, self.tokenizer, ids, params, cancel=cancel)
         own = self.session()
@@ -280,6 +297,8 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
+    from ggufpy.sampling import SamplingParams
+
     return dataclasses.replace(params or SamplingParams(), **overrides)
 
 

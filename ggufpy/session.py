@@ -1,7 +1,8 @@
 """A session: one context over a model, with its own memory, its own graphs and a lock.
 
-This file owns how tokens become micro-batches, which graph runs them, and how logits come back. It knows token ids
-only; text is generate.py's, cells are memory.py's, the model's layers are arch's. Arrays are in NumPy order.
+This file owns which graph runs a micro-batch, what is written before and read after it, and what a sequence holds. It
+knows token ids only; text is generate.py's, cutting is batch.py's, cells are memory.py's, the model's layers are
+arch's. Arrays are in NumPy order.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
-from ggufpy.backend import Backend, Scheduler, physical_cores
-from ggufpy.errors import BackendError, ClosedError, ContextLengthError
+from ggufpy.backend import MAX_THREADS, Backend, Scheduler, physical_cores
+from ggufpy.batch import FloatArray, IntArray, MicroBatch, Part, Piece, Wanted, micro_batch, split, wanted_rows
+from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
-from ggufpy.memory import CacheOptions, IntArray, KVInputs, Memory, MicroBatch, Placement
+from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Placement
 from ggufpy.weights import Layout, Weights
 
-__all__ = ["Session", "SessionOptions", "Wanted"]
+__all__ = ["Pooling", "Session", "SessionOptions"]
 
-Wanted = Literal["last", "all"] | Sequence[int]
-"""Which tokens' logits are wanted: of the last one, of all, or of those with these indices."""
+Pooling = Literal["mean", "last", "cls"]
+"""How tokens' embeddings become one: their mean, the last token's, or the first token's."""
 
-FloatArray = npt.NDArray[np.float32]
+Output = Literal["logits", "rows"] | Pooling
 
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 INT_MAX = 2**31 - 1
 MAX_CELLS = 2**24
 """More than any model's context; each cell costs a few bytes even while its keys and values cost nothing."""
 MAX_SEQUENCES = 256
-MAX_THREADS = 512
 SECONDS_TO_STOP = 5
 N_CTX_PAD = 256
 NODES_PER_TENSOR = 8
@@ -47,7 +48,23 @@ MIN_NODES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What a context is made of. Meanings and limits are llama.cpp's (llama_context_params)."""
+    """What a context is made of. Meanings and defaults are llama.cpp's (llama_context_params).
+
+    n_ctx            tokens that all sequences together have room for, rounded up to 256 for each; None: as many as the
+                     model was trained on
+    n_seq_max        how many sequences
+    n_batch          the most tokens that one slice of a call has; slices are cut into micro-batches
+    n_ubatch         the most tokens computed together
+    n_threads        threads to decode one token with; None: the physical cores this process may use
+    n_threads_batch  threads for more tokens than one; None: n_threads
+    flash_attn       attend by ggml's fused kernel; taken as False where an architecture's scores have none
+    type_k, type_v   the type that keys and values are cached as: f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl
+    kv_unified       True: one cache of n_ctx cells that sequences share; False: n_ctx / n_seq_max cells for each
+    swa_full         True: layers with a window cache the whole context too, so a sequence can be trimmed anywhere;
+                     False: only the window and a micro-batch
+
+    Raises ValueError, which names the option, for a value of the wrong type or out of range.
+    """
 
     n_ctx: int | None = None
     n_seq_max: int = 1
@@ -101,15 +118,16 @@ class _Run:
     positions: Tensor
     out_ids: Tensor | None
     derived: list[tuple[Tensor, FromPositions]]
-    caches: list[KVInputs]
-    logits: Tensor | None
-    in_place: FloatArray | None  # the logits' memory, where the host can see it
+    pool: Tensor | None
+    caches: Sequence[CacheInputs]
+    output: Tensor | None
+    in_place: FloatArray | None  # the output's memory, where the host can see it
 
     def result(self) -> FloatArray:
-        """Return the logits, [n_outputs, n_vocab], valid until the next computation."""
-        assert self.logits is not None
-        rows = self.logits.get() if self.in_place is None else self.in_place
-        return rows.reshape(-1, self.logits.ne[0])
+        """Return the logits or embeddings, [n_outputs, width], valid until the next computation."""
+        assert self.output is not None
+        rows = self.output.get() if self.in_place is None else self.in_place
+        return rows.reshape(-1, self.output.ne[0])
 
 
 class Session:
@@ -121,11 +139,13 @@ class Session:
     def __init__(
         self, arch: type[Decoder], config: Config, weights: Weights, layout: Layout, options: SessionOptions
     ) -> None:
+        if options.flash_attn and not arch.flash_attn:
+            options = replace(options, flash_attn=False)
         self._arch, self._config, self._weights = arch, config, weights
         self.options = options
         self._lock = threading.RLock()  # a signal's handler may come while its thread has it
         n_ctx = options.n_ctx or config.n_ctx_train
-        self.n_batch = min(options.n_batch, n_ctx)
+        self.n_batch = min(options.n_batch, n_ctx) if config.causal_attn else options.n_batch
         self.n_ubatch = min(options.n_ubatch, self.n_batch)
         self.n_ctx_seq = _pad(n_ctx if options.kv_unified else _pad(n_ctx) // options.n_seq_max)
         self.n_ctx = self.n_ctx_seq if options.kv_unified else self.n_ctx_seq * options.n_seq_max
@@ -143,16 +163,31 @@ class Session:
         cores = physical_cores()
         self.n_threads = options.n_threads or cores
         self.n_threads_batch = options.n_threads_batch or options.n_threads or cores
-        self._rope = Rope.of(config)
+        self._rope, self._n_planes = Rope.of(config), arch.n_planes(config)
+        self._memory = self._make_memory(layout)
+        self._n_positions = config.n_ctx_train if "position_embd.weight" in weights else self.n_ctx_seq
+        self._backends = [Backend(device) for device in layout.devices]
+        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
+        self._scheduler = Scheduler(self._backends, self._n_nodes)
+        self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
+        self._run: _Run | None = None
+        self._closed = False
+        _open_sessions.add(self)
+
+    def _make_memory(self, layout: Layout) -> Memory | NoMemory:
+        options, config = self.options, self._config
         cache_options = CacheOptions(
             options.n_seq_max,
             options.kv_unified or options.n_seq_max == 1,
             GGMLType[options.type_k.upper()],
             GGMLType[options.type_v.upper()],
             options.flash_attn,
-            arch.max_alibi_bias(config) > 0,
+            self._arch.max_alibi_bias(config) > 0,
+            config.causal_attn,
         )
-        self._memory = Memory(
+        if self._arch.cacheless:
+            return NoMemory(config, cache_options)
+        return Memory(
             config,
             cache_options,
             size=self.n_ctx_seq,
@@ -160,13 +195,6 @@ class Session:
             swa_full=options.swa_full,
             device_of=lambda il: layout.layers[il],
         )
-        self._backends = [Backend(device) for device in layout.devices]
-        self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights))
-        self._scheduler = Scheduler(self._backends, self._n_nodes)
-        self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
-        self._run: _Run | None = None
-        self._closed = False
-        _open_sessions.add(self)
 
     # ---------------------------------------------------------------------------------------------------- decoding
 
@@ -187,31 +215,73 @@ class Session:
         items = list(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
             self._check_open()
+            if not self._arch.logits:
+                raise UnsupportedArchitectureError(
+                    f"{self._config.architecture} models give no logits, see Session.embed"
+                )
             parts = [self._part(*item) for item in items]
             seq_ids = [part.seq_id for part in parts]
             if len(set(seq_ids)) < len(seq_ids):
                 raise ValueError(f"each sequence may appear once in a batch, got seq_ids {seq_ids}")
-            plan = list(self._split(parts))
-            if len(plan) > 1 and not self._memory.fits([self._micro_batch(parts, pieces) for pieces in plan]):
-                raise self._no_room(parts)
-            for pieces in plan:
-                try:
-                    self._advance(parts, pieces)
-                except BaseException:
-                    self._forget_unfinished(seq_ids)
-                    raise
+            self._decode(parts, "logits")
             return [part.result() for part in parts]
 
-    def _advance(self, parts: list[_Part], pieces: list[_Piece]) -> None:
-        """Place one micro-batch, compute it, and note its tokens and logits."""
-        ubatch = self._micro_batch(parts, pieces)
+    def embed(
+        self, token_ids: Sequence[int] | IntArray, *, seq_id: int = 0, pooling: Pooling | None = None
+    ) -> FloatArray:
+        """Compute the embeddings of tokens that stand alone: float32 [n_tokens, n_embd], or pooled, [n_embd].
+
+        They are llama.cpp's (llama_get_embeddings, llama_get_embeddings_seq): what the last norm gives, not scaled to
+        a length of one. The sequence has to be empty and stays so. The array is the caller's. Raises
+        ContextLengthError where the tokens do not fit; pooled ones have to fit one micro-batch (n_ubatch).
+        """
+        if pooling not in (None, "mean", "last", "cls"):
+            raise ValueError(f'pooling: expected None, "mean", "last" or "cls", got {pooling!r:.60}')
+        with self._lock:
+            self._check_open()
+            part = self._part(seq_id, token_ids, "all")
+            if part.n_past:
+                raise ValueError(f"seq_id: expected an empty sequence, {part.seq_id} has {part.n_past} tokens")
+            try:
+                if pooling is None:
+                    self._decode([part], "rows")
+                    return part.result()
+                self._check_one_micro_batch([part])
+                ubatch = micro_batch([part], [Piece(0, 0, len(part.ids))])
+                placements = self._memory.place(ubatch)
+                if placements is None:
+                    raise self._no_room([part])
+                pooled: FloatArray = self._compute(ubatch, placements, pooling)[0].copy()
+                return pooled
+            finally:
+                self._memory.trim(part.seq_id, 0)
+                self._tokens[part.seq_id].clear()
+
+    def _decode(self, parts: list[Part], output: Output) -> None:
+        """Compute a batch, micro-batch by micro-batch."""
+        if self._arch.cacheless or not self._config.causal_attn:
+            self._check_one_micro_batch(parts)
+        plan = list(split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=self._n_stream > 1))
+        if len(plan) > 1 and not self._memory.fits([micro_batch(parts, pieces) for pieces in plan]):
+            raise self._no_room(parts)
+        for pieces in plan:
+            try:
+                self._advance(parts, pieces, output)
+            except BaseException:
+                self._forget_unfinished([part.seq_id for part in parts])
+                raise
+
+    def _advance(self, parts: list[Part], pieces: list[Piece], output: Output) -> None:
+        """Place one micro-batch, compute it, and note its tokens and rows."""
+        ubatch = micro_batch(parts, pieces)
         placements = self._memory.place(ubatch)
         if placements is None:
             raise self._no_room(parts)
-        rows, start = self._compute(ubatch, placements), 0
+        rows, start = self._compute(ubatch, placements, output), 0
         for piece in pieces:
             part = parts[piece.part]
-            self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
+            if not self._arch.cacheless:
+                self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
             stop = start + len(part.wanted_in(piece))
             part.add(rows[start:stop])
             start = stop
@@ -222,7 +292,7 @@ class Session:
         for seq_id in seq_ids:
             self._memory.trim(seq_id, len(self._tokens[seq_id]))
 
-    def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> _Part:
+    def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> Part:
         seq_id = self._seq(seq_id)
         ids = np.asarray(token_ids)
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
@@ -232,57 +302,44 @@ class Session:
             i = int(np.flatnonzero((ids < 0) | (ids >= n_vocab))[0])
             raise ValueError(f"token_ids[{i}]: expected an id from 0 to {n_vocab - 1}, got {ids[i]}")
         n_past = len(self._tokens[seq_id])
-        if n_past + len(ids) > self.n_ctx_seq:
+        n_ctx = min(self.n_ctx_seq, self._n_positions)
+        if n_past + len(ids) > n_ctx:
             raise ContextLengthError(
-                f"sequence {seq_id} has {n_past} tokens; {len(ids)} more do not fit its context of {self.n_ctx_seq}"
+                f"sequence {seq_id} has {n_past} tokens; {len(ids)} more do not fit its context of {n_ctx}"
             )
-        return _Part(seq_id, ids.astype(np.int32), n_past, *_wanted(wanted, len(ids)), n_vocab)
+        rows, order = wanted_rows(wanted, len(ids))
+        if self._arch.cacheless:  # every row is computed, as in llama.cpp
+            rows, order = np.arange(len(ids)), rows if order is None else rows[order]
+        return Part(seq_id, ids.astype(np.int32), n_past, rows, order)
 
-    def _no_room(self, parts: list[_Part]) -> ContextLengthError:
+    def _check_one_micro_batch(self, parts: list[Part]) -> None:
+        n = sum(len(part.ids) for part in parts)
+        if n > self.n_ubatch:
+            raise ContextLengthError(
+                f"{n} tokens have to be computed together and do not fit a micro-batch of {self.n_ubatch} (n_ubatch)"
+            )
+
+    def _no_room(self, parts: list[Part]) -> ContextLengthError:
         n = sum(len(part.ids) for part in parts)
         return ContextLengthError(f"no room for {n} more tokens in the cache of {self.n_ctx} cells")
 
-    def _split(self, parts: list[_Part]) -> Iterator[list[_Piece]]:
-        """Cut a batch into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
-        whole = [_Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
-        if len(parts) == 1 and len(parts[0].ids) <= self.n_ubatch:
-            yield whole
-            return
-        for pieces in _cut(whole, self.n_batch):
-            if self._n_stream == 1:
-                yield from _cut(pieces, self.n_ubatch)
-            else:
-                yield from _cut_evenly(pieces, [part.seq_id for part in parts], self.n_ubatch)
-
-    def _micro_batch(self, parts: list[_Part], pieces: list[_Piece]) -> MicroBatch:
-        tokens, positions, seqs, outs, start = [], [], [], [], 0
-        for piece in pieces:
-            part, n = parts[piece.part], piece.stop - piece.start
-            tokens.append(part.ids[piece.start : piece.stop])
-            first = part.n_past + piece.start
-            positions.append(np.arange(first, first + n, dtype=np.int32))
-            seqs.append(np.full(n, part.seq_id, np.int32))
-            outs.append(part.wanted_in(piece) - piece.start + start)
-            start += n
-        seq_ids = [parts[piece.part].seq_id for piece in pieces]
-        join = np.concatenate if len(pieces) > 1 else lambda arrays: arrays[0]
-        return MicroBatch(join(tokens), join(positions), seq_ids, join(seqs), join(outs).astype(np.int32))
-
     # ----------------------------------------------------------------------------------------------- one computation
 
-    def _compute(self, ubatch: MicroBatch, placements: list[Placement]) -> FloatArray:
-        """Run one micro-batch that has its cells; returns its logits in place, valid until the next computation."""
+    def _compute(self, ubatch: MicroBatch, placements: list[Placement], output: Output) -> FloatArray:
+        """Run one micro-batch that has its cells; returns its rows in place, valid until the next computation."""
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
-        key = (n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
+        key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
         run = self._run
         if run is None or run.key != key:
-            run = self._build(key, n_tokens, n_outputs, placements)
+            run = self._build(key, output, n_tokens, n_outputs, placements)
         run.tokens.set(ubatch.tokens)
-        run.positions.set(_planes(ubatch.positions, self._arch.n_planes(self._config)))
+        run.positions.set(_planes(ubatch.positions, self._n_planes))
         for tensor, values in run.derived:
             tensor.set(values(ubatch.positions))
         if run.out_ids is not None:
             run.out_ids.set(ubatch.out_ids)
+        if run.pool is not None:
+            run.pool.set(_pool(output, n_tokens))
         for cache, placement in zip(run.caches, placements, strict=True):
             cache.set(ubatch, placement)
         self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
@@ -291,23 +348,27 @@ class Session:
                 self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
-        if run.logits is None:
+        if run.output is None:
             return np.empty((0, self._config.n_vocab), np.float32)
         return run.result()
 
-    def _build(self, key: tuple[object, ...], n_tokens: int, n_outputs: int, placements: list[Placement]) -> _Run:
+    def _build(
+        self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Placement]
+    ) -> _Run:
         """Assemble the graph for a shape and give its tensors memory."""
         self._run = None
         self._scheduler.reset()
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
-        positions = g.input(GGMLType.I32, n_tokens * self._arch.n_planes(self._config), name="inp_pos")
+        positions = g.input(GGMLType.I32, n_tokens * self._n_planes, name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
-        caches = [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
-            for cache, placement in zip(self._memory.caches, placements, strict=True)
-        ]
+        pool = None
+        if output == "mean":
+            pool = g.input(GGMLType.F32, n_tokens, 1, name="mean")
+        elif output in ("last", "cls"):
+            pool = g.input(GGMLType.I32, 1, name="cls")
+        caches = self._memory.inputs(g, placements, n_tokens)
         inputs = GraphInputs(
             g=g,
             graph=graph,
@@ -320,15 +381,17 @@ class Session:
             positions=positions,
             out_ids=out_ids,
             attention=lambda il: caches[self._memory.cache_of_layer[il]],
+            embeddings=output != "logits",
+            pool=pool,
         )
-        logits = self._arch(inputs).build()
+        result = self._arch(inputs).build()
         for tensor in (positions, *(cache.mask for cache in caches), *(tensor for tensor, _ in inputs.derived)):
             graph.expand(tensor)  # so that it has memory even where no node uses it
-        if logits is not None:
-            g.output(logits)
+        if result is not None:
+            g.output(result)
         self._scheduler.alloc(graph)
-        in_place = logits.numpy_view() if logits is not None and len(self._backends) == 1 else None
-        self._run = _Run(key, g, graph, tokens, positions, out_ids, inputs.derived, caches, logits, in_place)
+        in_place = result.numpy_view() if result is not None and len(self._backends) == 1 else None
+        self._run = _Run(key, g, graph, tokens, positions, out_ids, inputs.derived, pool, caches, result, in_place)
         return self._run
 
     # ------------------------------------------------------------------------------------------------------- memory
@@ -434,92 +497,11 @@ def _stop_at_exit() -> None:
             session._lock.acquire(timeout=SECONDS_TO_STOP)
 
 
-@dataclass(slots=True)
-class _Part:
-    """What a batch asks of one sequence."""
-
-    seq_id: int
-    ids: IntArray
-    n_past: int
-    wanted: npt.NDArray[np.int64]  # indices into ids, ascending
-    order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
-    n_vocab: int
-    rows: FloatArray | None = None  # [n_wanted, n_vocab], as far as they are known
-    n_rows: int = 0
-
-    def wanted_in(self, piece: _Piece) -> npt.NDArray[np.int64]:
-        if piece.start == 0 and piece.stop == len(self.ids):
-            return self.wanted
-        return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
-
-    def add(self, rows: FloatArray) -> None:
-        """Copy the next rows out of the memory that the next computation will overwrite."""
-        if len(rows) == len(self.wanted):
-            self.rows = rows.copy()
-            return
-        if self.rows is None:
-            self.rows = np.empty((len(self.wanted), self.n_vocab), np.float32)
-        self.rows[self.n_rows : self.n_rows + len(rows)] = rows
-        self.n_rows += len(rows)
-
-    def result(self) -> FloatArray:
-        assert self.rows is not None
-        return self.rows if self.order is None else self.rows[self.order]
-
-
-class _Piece(NamedTuple):
-    """A run of one part's tokens: ids[start:stop]."""
-
-    part: int
-    start: int
-    stop: int
-
-
-def _wanted(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    if isinstance(wanted, str):
-        if wanted not in ("last", "all"):
-            raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
-        return np.arange(n - 1 if wanted == "last" else 0, n), None
-    indices = np.asarray(wanted)
-    if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
-        raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r:.60}')
-    ordered, order = np.unique(indices, return_inverse=True)
-    if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
-        raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
-    return ordered.astype(np.int64), order
-
-
-def _cut(pieces: list[_Piece], limit: int) -> Iterator[list[_Piece]]:
-    """Cut tokens into runs of at most `limit` (llama_batch_allocr::split_simple)."""
-    run: list[_Piece] = []
-    room = limit
-    for piece in pieces:
-        start = piece.start
-        while start < piece.stop:
-            n = min(room, piece.stop - start)
-            run.append(_Piece(piece.part, start, start + n))
-            start, room = start + n, room - n
-            if not room:
-                yield run
-                run, room = [], limit
-    if run:
-        yield run
-
-
-def _cut_evenly(pieces: list[_Piece], seq_ids: list[int], limit: int) -> Iterator[list[_Piece]]:
-    """Cut into equally many tokens of each of some neighbouring sequences (llama_batch_allocr::split_equal)."""
-    left = list(pieces)
-    while left:
-        chosen: list[_Piece] = []
-        for piece in left:
-            if not chosen or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
-                chosen.append(piece)
-                if len(chosen) > limit:
-                    break
-        n = min(max(1, limit // len(chosen)), *(piece.stop - piece.start for piece in chosen))
-        yield [_Piece(piece.part, piece.start, piece.start + n) for piece in chosen]
-        rest = {piece.part: _Piece(piece.part, piece.start + n, piece.stop) for piece in chosen}
-        left = [piece for old in left if (piece := rest.get(old.part, old)).start < piece.stop]
+def _pool(output: Output, n_tokens: int) -> npt.NDArray[Any]:
+    """Return what makes one embedding of all: the weight of each token, or the number of one."""
+    if output == "mean":
+        return np.full((1, n_tokens), np.float32(1) / np.float32(n_tokens), np.float32)
+    return np.array([n_tokens - 1 if output == "last" else 0], np.int32)
 
 
 def _planes(positions: IntArray, n: int) -> IntArray:

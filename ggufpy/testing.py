@@ -17,7 +17,7 @@ import numpy as np
 
 from ggufpy import arch
 from ggufpy.arch import Config, Decoder, TensorSpec
-from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.config import REQUIRED, Key
 from ggufpy.arch.decoder import GATING
 from ggufpy.gguf import GGMLType, GGUFWriter
 from ggufpy.types import quantize
@@ -45,7 +45,8 @@ VALUES: dict[str, Any] = {
     "n_swa": 16, "n_ff_exp": 64, "n_ff_shexp": 160, "n_expert_shared": 2, "n_layer_dense_lead": 1,
     "interleave_moe_layer_step": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
     "n_ff_chexp": 96, "n_group_experts": 2, "expert_group_scale": 0.7, "n_rot_swa": 16, "attn_value_scale": 0.6,
-    "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0],
+    "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0], "swin_norm": True,
+    "xielu_alpha_n": [0.9, 0.5, 0.7], "xielu_alpha_p": [0.6, 0.8, 0.7], "xielu_beta": 0.4, "xielu_eps": -1e-6,
 }  # fmt: skip
 """Values that change the logits, for keys that some architectures read."""
 BESIDE: dict[str, dict[str, Any]] = {
@@ -66,8 +67,9 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     declaration = arch.find(name)
     table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
-    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": 4}, "one-kv-head": {"n_head_kv": 1}}
-    if declaration.tie is None:
+    n_head = _shape(declaration)["n_head"]
+    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
+    if declaration.logits and declaration.tie is None:
         found["separate-output"] = {"tied": False}
     if "bias" in optional or declaration.head_bias is None:
         found["biases"] = {"bias": True, "tied": False}
@@ -85,6 +87,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     for field, default in declaration.keys.items():
         if field in VALUES and default is not REQUIRED:
             found[field.replace("_", "-")] = {field: VALUES[field], **BESIDE.get(field, {})}
+    if declaration.split_heads:
+        found["split-heads"] = {"n_embd_head_k": 32, "n_embd_head_v": 16}
     if declaration.nextn:
         found["nextn"] = {"n_layer": 4, "n_layer_nextn": 1}
     if name == "llama":
@@ -120,11 +124,12 @@ def _rope_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
 def _window_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     if "n_swa" not in declaration.keys:
         return {}
+    n_layer = {**SHAPE, **declaration.tiny}["n_layer"]
     found: dict[str, dict[str, Any]] = {
         "window": {"n_swa": 16, "n_layer": (declaration.swa_period or 2) + 1},
         "window-scaled": {"n_swa": 16, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64},
         "window-no-scaling": {"n_swa": 16, "rope_scaling_type": "none", "rope_scaling_factor": 4.0},
-        "window-array": {"n_swa": 24, "swa_pattern": [True, False, True]},
+        "window-array": {"n_swa": 24, "swa_pattern": [il % 2 == 0 for il in range(n_layer)]},
     }
     if declaration.swa_period is not None:
         found["window-pattern"] = {"n_swa": 16, "swa_pattern": 2}
@@ -147,7 +152,7 @@ def _expert_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     if declaration.expert_optional("gate"):
         found["ungated-experts"] = EXPERTS | {"gated": False, "scale": moe.scale}
     if moe.fused:
-        found["fused-experts"] = EXPERTS | {"fused_experts": True}
+        found["fused-experts"] = EXPERTS | {"has": "ffn_gate_up_exps.weight"}
     if "expert_gating_func" in declaration.keys:
         found |= {f"gating-{gating.replace('_', '-')}": {"expert_gating_func": n} for n, gating in GATING.items()}
     return found
@@ -163,21 +168,23 @@ def write_tiny_model(
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales
     separate_bias True writes three biases beside that matrix
-    fused_experts True writes the experts' gate and up as one matrix
     or_shape      True takes the second shape where a tensor may have two
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
-    without       leaves out another optional tensor, named as in a layer and without its suffix
+    has           writes layers in the form that a tensor of this name, as in a layer, makes them have
+    without       leaves out other tensors that files may lack, named as in a layer, without suffix, with blanks between
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
 
     The vocabulary has 64 tokens: two control tokens, single characters and a few merges. Raises ValueError for an
-    unknown variant, UnsupportedArchitectureError for an unknown architecture.
+    unknown variant or type, UnsupportedArchitectureError for an unknown architecture.
     """
     declaration = arch.find(name)
     switches = {key: variant.pop(key) for key in list(variant) if key in _SWITCHES}
     unknown = set(variant) - {f.name for f in fields(Config)}
     if unknown:
         raise ValueError(f"unknown variants: {', '.join(sorted(unknown))}")
+    if type.upper() not in GGMLType.__members__:
+        raise ValueError(f"unknown type {type!r}: expected one of {', '.join(GGMLType.__members__).lower()}")
     kind = GGMLType[type.upper()]
     shape = _shape(declaration) | variant
     if kind.block_size > 32:
@@ -199,8 +206,8 @@ def write_tiny_model(
 
 
 _SWITCHES = {
-    "tied", "bias", "separate_bias", "fused_qkv", "fused_experts", "scale", "rope_factors", "gated", "or_shape",
-    "without", "swa_pattern", "extra",
+    "tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "or_shape", "has", "without",
+    "swa_pattern", "extra",
 }  # fmt: skip
 
 
@@ -214,10 +221,13 @@ def _shape(declaration: type[Decoder]) -> dict[str, Any]:
 
 
 def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {f.name: f.metadata["key"].name for f in fields(Config) if "key" in f.metadata}
+    tokens = TOKENS + [f"<{i}>" for i in range(len(TOKENS), shape.get("n_vocab", 0))]
+    keys: dict[str, Key] = {f.name: f.metadata["key"] for f in fields(Config) if "key" in f.metadata}
     metadata: dict[str, Any] = {"general.architecture": declaration.name, "general.name": "tiny"}
     for field, value in shape.items():
-        metadata[f"{declaration.name}.{keys[field]}"] = value
+        if field != "n_vocab":
+            key = keys[field]
+            metadata[f"{declaration.name}.{key.name}" if key.prefixed else key.name] = value
     pattern = switches.get("swa_pattern")
     if declaration.swa_period is None and pattern is None:
         pattern = [il % 2 == 0 for il in range(shape["n_layer"])]
@@ -226,8 +236,8 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     return metadata | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(TOKENS) - 2),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL] * 2 + [NORMAL] * (len(tokens) - 2),
         "tokenizer.ggml.merges": MERGES,
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
@@ -238,11 +248,12 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
 def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
     names = {spec.name for spec in declaration.tensors(config)}
-    for switch, fused in (("fused_qkv", "attn_qkv"), ("fused_experts", "ffn_gate_up_exps")):
-        if switches.get(switch):
-            names |= {f"blk.{il}.{fused}.weight" for il in range(config.n_layer)}
+    without = switches.get("without", "").split()
+    names = {name for name in names if _role(name) not in without}
+    for name in ("attn_qkv.weight" if switches.get("fused_qkv") else "", switches.get("has", "")):
+        names |= {f"blk.{il}.{name}" for il in range(config.n_layer)}
     for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
-        for spec in (*declaration.layer_tensors(config, config.n_layer - 1, ()), *_nextn(config.n_embd)):
+        for spec in declaration.nextn_tensors(config):
             if not spec.optional:
                 yield replace(spec, name=f"blk.{il}.{spec.name}")
     for spec in declaration.tensors(config, names):
@@ -265,7 +276,7 @@ def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, A
         elif "rope_f" in name:
             if switches.get("rope_factors"):
                 yield spec
-        elif switches.get("gated", True) and _role(name) != switches.get("without", ""):
+        elif switches.get("gated", True) and _role(name) not in without:
             yield spec
 
 
@@ -273,13 +284,8 @@ def _role(name: str) -> str:
     """Name the part of a model that an optional tensor is, unless that has a switch of its own."""
     if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.")) or "ffn_gate_exps" in name:
         return ""
-    return name.split(".", 2 if name.startswith("blk.") else 0)[-1].rpartition(".")[0]
-
-
-def _nextn(n_embd: int) -> tuple[TensorSpec, ...]:
-    """List what a block that guesses a further token has beside a layer's tensors."""
-    norms = (TensorSpec(f"nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm"))
-    return TensorSpec("nextn.eh_proj.weight", (2 * n_embd, n_embd)), *norms
+    part = name.split(".", 2 if name.startswith("blk.") else 0)[-1]
+    return part.rpartition(".")[0] or part
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:

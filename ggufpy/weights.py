@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from ggufpy.arch import TensorSpec
 from ggufpy.backend import Buffer, BufferType, Device, weight_buffer_type
 from ggufpy.errors import BackendError
 from ggufpy.gguf import GGUFFile, TensorInfo
 from ggufpy.graph import Context, Tensor
-from ggufpy.types import NUMPY_TYPES
 
 __all__ = ["Layout", "Progress", "Weights"]
 
@@ -132,7 +128,7 @@ class Weights(Mapping[str, Tensor]):
         for where, sources in copied.items():
             buffers.append(_allocate(where, sources))
             for source in sources:
-                source.tensor.set(_values(file, source))
+                source.tensor.set_bytes(file.data(source.info.name))
                 done += source.info.nbytes
                 if progress:
                     progress(done, total)
@@ -143,13 +139,6 @@ class Weights(Mapping[str, Tensor]):
 class _Source:
     tensor: Tensor
     info: TensorInfo
-
-
-def _values(file: GGUFFile, source: _Source) -> npt.NDArray[Any]:
-    """Return the tensor's data as `Tensor.set` takes it: NumPy's types, or rows of bytes where it has none."""
-    shape, data = source.info.shape, file.data(source.info.name)
-    dtype = NUMPY_TYPES.get(source.tensor.type)
-    return data.reshape(*shape[:-1], -1) if dtype is None else data.view(dtype).reshape(shape)
 
 
 def _stand_in(

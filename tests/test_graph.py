@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -225,6 +226,19 @@ def test_products_broadcast_the_weight() -> None:
     close(evaluate(lambda c, s, t: c.mul_mat(s, t), a, b), expected, 1e-4)
 
 
+def test_precision_is_a_wish() -> None:
+    """Products take wishes for their precision, which the CPU leaves aside."""
+
+    def build(ctx: Context, s: Tensor, t: Tensor) -> Tensor:
+        product = ctx.mul_mat(s, t)
+        ctx.prec_set_acc(product, 10)
+        ctx.prec_set_src(product, 30, 1)
+        return product
+
+    a, b = values(5, 8), values(3, 8, seed=1)
+    close(evaluate(build, a, b), b @ a.T)
+
+
 def test_products_by_chosen_matrices() -> None:
     """Each token is multiplied with the matrices it chose; shared or own rows."""
     experts, ids = values(4, 5, 8), np.array([[0, 3], [2, 2], [1, 0]], np.int32)
@@ -354,6 +368,23 @@ def test_rope(mode: int, n_dims: int) -> None:
     close(evaluate(lambda c, t, p: c.rope_ext(t, p, None, n_dims, mode, *yarn), x, positions), plain, 1e-4)
     divided = rotate(x, positions, n_dims, mode == 2, 10000.0, 0.5, factors[: n_dims // 2])
     close(evaluate(lambda c, t, p, f: c.rope_ext(t, p, f, n_dims, mode, *yarn), x, positions, factors), divided, 1e-4)
+
+
+def test_rope_from_an_offset() -> None:
+    """What lies before the offset stays, too; rows and offset have to fit."""
+    x, positions, yarn = values(5, 3, 8), np.array([0, 1, 7, 100, 3], np.int32), (0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0)
+
+    def build(ctx: Context, t: Tensor, p: Tensor) -> Tensor:
+        result = ctx.rope_ext(t, p, None, 4, 2, *yarn)
+        for wrong in (-2, 1, 6):
+            with pytest.raises(GraphError, match="room for the offset"):
+                ctx.rope_set_offset(result, wrong)
+        ctx.rope_set_offset(result, 2)
+        return result
+
+    expected = x.copy()
+    expected[..., 2:6] = rotate(x[..., 2:6], positions, 4, True, 10000.0, 1.0, np.ones(2))
+    close(evaluate(build, x, positions), expected, 1e-4)
 
 
 def test_rope_by_sections() -> None:
@@ -608,13 +639,18 @@ MISUSES: dict[str, Callable[[Room], Any]] = {
     "mul_mat_id: ids of another type": lambda r: r.c.mul_mat_id(r.experts, r.x, r.heads),
     "prec_set_acc: not a product": lambda r: r.c.prec_set_acc(r.c.silu(r.a), 10),
     "prec_set_acc: unknown": lambda r: r.c.prec_set_acc(r.c.mul_mat(r.a, r.a), 20),
+    "prec_set_src: not a product": lambda r: r.c.prec_set_src(r.c.silu(r.a), 10, 1),
+    "prec_set_src: the weight": lambda r: r.c.prec_set_src(r.c.mul_mat(r.a, r.a), 10, 0),
+    "prec_set_src: no operand": lambda r: r.c.prec_set_src(r.c.mul_mat(r.a, r.a), 10, 10),
+    "rope_set_offset: not a rotation": lambda r: r.c.rope_set_offset(r.c.silu(r.a), 0),
     "cpy: sizes": lambda r: r.c.cpy(r.a, r.cube),
     "cpy: types": lambda r: r.c.cpy(r.n, r.half),
     "cpy: into iq": lambda r: r.c.cpy(r.c.input(F32, 256), r.c.new_tensor(GGMLType.IQ2_XS, 256)),
     "cast: no such type": lambda r: r.c.cast(r.a, 5),
     "cast: half a block": lambda r: r.c.cast(r.a, GGMLType.Q4_0),
     "cast: between blocks": lambda r: r.c.cast(r.q, GGMLType.Q8_0),
-    "cont: transposed blocks": lambda r: r.c.cont(r.c.transpose(r.q)),
+    "transpose: blocks": lambda r: r.c.transpose(r.q),
+    "permute: blocks": lambda r: r.c.permute(r.q, 1, 0, 2, 3),
     "cont_2d: size": lambda r: r.c.cont_2d(r.flat, 5, 5),
     "reshape_2d: size": lambda r: r.c.reshape_2d(r.a, 5, 5),
     "reshape_2d: transposed": lambda r: r.c.reshape_2d(r.flat, 8, 3),
@@ -976,7 +1012,7 @@ def test_random_misuse_never_aborts() -> None:
         [sys.executable, str(fuzz), "1", "400"], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "'computed': 3" in done.stdout
+    assert int(re.search("'computed': ([0-9]+)", done.stdout)[1]) > 200
 
 
 def test_building_is_quick() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NORM, Decoder, Has
+from ggufpy.arch.decoder import NORM, Decoder, Has, Moe, Presence
 from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
 
-__all__ = ["Cohere2", "CommandR"]
+__all__ = ["Cohere2", "Cohere2Moe", "CommandR"]
 
 N_LAYER_PLUS = 64
 
@@ -19,7 +21,7 @@ class CommandR(Decoder):
     name = "command-r"
     keys = {"logit_scale": 0.0}
     norm = "layer"
-    tie = True
+    tie: ClassVar[Presence] = True
     rope = NORM
     partial_rope = True
     qk_norm = "heads"
@@ -50,3 +52,46 @@ class Cohere2(CommandR):
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         return c.is_swa[il]
+
+
+class Cohere2Moe(Cohere2):
+    """Cohere 2 with experts after some dense layers, which always know positions; shared experts halve the others.
+
+    The norms are of the kind whose epsilon the file has.
+    """
+
+    name = "cohere2moe"
+    keys = {
+        "norm_eps": 0.0, "norm_rms_eps": 0.0, "logit_scale": REQUIRED, "n_swa": REQUIRED,
+        "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,
+        "expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+    }  # fmt: skip
+    swa_dense_first = True
+    partial_rope = False
+    nextn = True
+    tie = None
+    moe = Moe(gating="sigmoid", normalize=None, shared=True, fused=True, scale=True)
+    crop = "last"
+    tiny = {"logit_scale": 0.5, "n_swa": 16, "norm_eps": 1e-5}
+    tiny_variants = {"wide-shared-experts": {"n_expert_shared": 1, "n_ff_shexp": 160}}
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if not c.norm_eps and not c.norm_rms_eps:
+            yield "attention.layer_norm_epsilon or attention.layer_norm_rms_epsilon: the key is missing"
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        return c.is_swa[il] or il < c.n_layer_dense_lead
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return super().n_ff_shexp(c, il) if c.n_expert_shared else 0
+
+    def normalize(self, x: Tensor, role: str, name: str, il: int = -1, *, kind: str = "", eps: float = 0.0) -> Tensor:
+        return super().normalize(x, role, name, il, kind="rms" if self.c.norm_rms_eps else "layer", eps=eps)
+
+    def feed_forward(self, x: Tensor, il: int) -> Tensor:
+        cur = super().feed_forward(x, il)
+        return self.g.scale(cur, 0.5) if f"blk.{il}.ffn_up_shexp.weight" in self.w else cur

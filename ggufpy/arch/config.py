@@ -33,11 +33,13 @@ class Key:
     low: float = 0
     high: float = INT_MAX
     per_layer: bool = False
+    prefixed: bool = True  # with the architecture's name
     count: int = 0  # an array of exactly so many values
     choices: tuple[str, ...] = ()
     zero_is_off: bool = False  # 0 is allowed below the range and means what an absent key means
 
 
+NUMBERS: dict[str, Any] = {"low": -HUGE, "high": HUGE, "per_layer": True, "prefixed": False}
 SCALE: dict[str, Any] = {"low": TINY, "high": HUGE, "zero_is_off": True}
 
 
@@ -65,13 +67,14 @@ class Config:
     n_embd: int = _always("embedding_length", REQUIRED, low=1, high=2**20)
     n_layer: int = _always("block_count", REQUIRED, low=1, high=MAX_LAYERS)
     n_ff: tuple[int, ...] = _always("feed_forward_length", 0, per_layer=True)
-    n_head: tuple[int, ...] = _always("attention.head_count", REQUIRED, low=1, per_layer=True)
-    n_head_kv: tuple[int, ...] = _always("attention.head_count_kv", None, low=1, per_layer=True)
+    n_head: tuple[int, ...] = _always("attention.head_count", REQUIRED, per_layer=True)
+    n_head_kv: tuple[int, ...] = _always("attention.head_count_kv", None, per_layer=True)
     n_embd_head_k: int = _always("attention.key_length", None, low=1, high=65536)
     n_embd_head_v: int = _always("attention.value_length", None, low=1, high=65536)
     n_rot: int = _always("rope.dimension_count", None, low=1, high=65536)
     n_expert: int = _always("expert_count", 0, high=MAX_EXPERTS)
     n_expert_used: int = _always("expert_used_count", 0, high=MAX_EXPERTS)
+    causal_attn: bool = _always("attention.causal", True)
     rope_freq_base: float = _always("rope.freq_base", 10000.0, low=TINY, high=HUGE)
     rope_scaling_type: str = _always("rope.scaling.type", "linear", choices=("none", "linear", "yarn", "longrope"))
     rope_scaling_factor: float = _always("rope.scaling.factor", 0.0, **SCALE)
@@ -104,6 +107,13 @@ class Config:
     attn_logit_softcapping: float = _asked("attn_logit_softcapping", 0.0)
     attn_value_scale: float = _asked("attention.value_scale", 0.0)
     attn_temperature_scale: float = _asked("attention.temperature_scale", 0.0)
+    xielu_alpha_n: tuple[float, ...] = _asked("xielu.alpha_n", (), **NUMBERS)
+    xielu_alpha_p: tuple[float, ...] = _asked("xielu.alpha_p", (), **NUMBERS)
+    xielu_beta: tuple[float, ...] = _asked("xielu.beta", (), **NUMBERS)
+    xielu_eps: tuple[float, ...] = _asked("xielu.eps", (), **NUMBERS)
+    swin_norm: bool = _asked("swin_norm", False)
+    n_loops: int = _asked("num_loops", 1, low=1, high=MAX_LAYERS)
+    skip_loop_final_norm: bool = _asked("skip_loop_final_norm", False)
     clamp_kqv: float = _asked("attention.clamp_kqv", 0.0)
     max_alibi_bias: float = _asked("attention.max_alibi_bias", 0.0)
     use_parallel_residual: bool = _asked("use_parallel_residual", False)
@@ -119,6 +129,13 @@ class Config:
     n_ff_chexp: int = _asked("expert_chunk_feed_forward_length", 0)
     n_group_experts: int = _asked("experts_per_group", 0, low=1, high=MAX_EXPERTS)
     expert_group_scale: float = _asked("expert_group_scale", 0.0)
+    moe_every_n_layers: int = _asked("moe_every_n_layers", 0, high=MAX_LAYERS)
+    hidden_activation: str = _asked("hidden_activation", "")
+    n_token_types: int = _asked("tokenizer.ggml.token_type_count", 0, low=1, high=2**16, prefixed=False)
+    dense_2_in: int = _asked("dense_2_feat_in", 0, high=2**20)
+    dense_2_out: int = _asked("dense_2_feat_out", 0, high=2**20)
+    dense_3_in: int = _asked("dense_3_feat_in", 0, high=2**20)
+    dense_3_out: int = _asked("dense_3_feat_out", 0, high=2**20)
     swiglu_clamp_exp: tuple[float, ...] = _asked("swiglu_clamp_exp", (), per_layer=True)
     swiglu_clamp_shexp: tuple[float, ...] = _asked("swiglu_clamp_shexp", (), per_layer=True)
     expert_weights_scale: float = _asked("expert_weights_scale", 0.0)
@@ -180,8 +197,12 @@ class _Reader:
         self.architecture = architecture
         self.faults: list[str] = []
 
-    def fault(self, name: str, expected: str, found: object) -> None:
-        self.faults.append(f"{self.architecture}.{name}: expected {expected}, found {_show(found)}")
+    def full_name(self, key: Key | str) -> str:
+        name, prefixed = (key, True) if isinstance(key, str) else (key.name, key.prefixed)
+        return f"{self.architecture}.{name}" if prefixed else name
+
+    def fault(self, key: Key | str, expected: str, found: object) -> None:
+        self.faults.append(f"{self.full_name(key)}: expected {expected}, found {_show(found)}")
 
     def n_vocab(self) -> int:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
@@ -190,7 +211,7 @@ class _Reader:
         return self.read(Key("vocab_size", low=1), int, REQUIRED) or 0
 
     def read(self, key: Key, kind: type, default: Any) -> Any:
-        name = f"{self.architecture}.{key.name}"
+        name = self.full_name(key)
         if name not in self.metadata:
             if default is REQUIRED:
                 self.faults.append(f"{name}: the key is missing")
@@ -201,10 +222,10 @@ class _Reader:
 
     def read_several(self, key: Key, kind: type, default: Any, n: int) -> Any:
         """Read an array of n values; one value stands for all layers. Absent and optional → the default."""
-        value = self.metadata.get(f"{self.architecture}.{key.name}")
+        value = self.metadata.get(self.full_name(key))
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             if len(value) != n:
-                self.fault(key.name, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
+                self.fault(key, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
                 return None
             if kind is bool:  # some writers have no bools
                 value = [bool(v) if type(v) is int else v for v in value]
@@ -214,12 +235,12 @@ class _Reader:
 
     def _fits(self, key: Key, kind: type, value: Any) -> bool:
         if type(value) is not kind:  # not isinstance: a bool is no integer here
-            self.fault(key.name, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
+            self.fault(key, {int: "an integer", float: "a float", str: "a string", bool: "a bool"}[kind], value)
         elif key.choices and value not in key.choices:
-            self.fault(key.name, "one of " + ", ".join(key.choices), value)
+            self.fault(key, "one of " + ", ".join(key.choices), value)
         elif isinstance(value, (int, float)) and not (key.low <= value <= key.high or (value == 0 and key.zero_is_off)):
             limit = f"at most {kind(key.high)}" if value > key.high else f"at least {kind(key.low)}"
-            self.fault(key.name, limit, value)
+            self.fault(key, limit, value)
         else:
             return True
         return False
@@ -238,7 +259,9 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | No
     if values["rope_scaling_factor"] == 0.0:  # the key's older name
         values["rope_scaling_factor"] = reader.read(Key("rope.scale_linear", **SCALE), float, 0.0)
     n_head, n_embd = values["n_head"], values["n_embd"]
-    if n_head and n_embd:
+    if n_head and not n_head[0]:
+        reader.fault("attention.head_count", "at least 1", 0)
+    elif n_head and n_embd:
         for name, key in (("n_embd_head_k", "key_length"), ("n_embd_head_v", "value_length")):
             if values[name] is None:
                 if n_embd % n_head[0]:

@@ -26,7 +26,8 @@ from ggufpy.graph import Context, Graph, Tensor
 
 __all__ = [
     "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
-    "Attention", "Decoder", "FromPositions", "GraphInputs", "Moe", "Presence", "Rope", "f32", "inv_sqrt", "linear",
+    "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope",
+    "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
 NORM, NEOX = 0, 2  # which values of a head rotate together: neighbours, or those half a head apart
@@ -123,6 +124,8 @@ class GraphInputs:
     positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    embeddings: bool = False  # what the last norm gives is wanted, not logits
+    pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
     """Further inputs that a graph made, and how their values follow from the tokens' positions."""
 
@@ -136,6 +139,7 @@ class Moe:
     """
 
     required: bool = True  # False: the same name stands for dense models too
+    by_tensors: bool = False  # which layers have experts is seen from the file's tensors alone
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
     bias: Presence = False  # added for the choice only
@@ -171,12 +175,17 @@ class Decoder:
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     split_heads: ClassVar[bool] = False
     """A head's values may be of another width than its keys."""
+    headless: ClassVar[bool] = False
+    """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
     """`rope.dimension_count` may be less than a head's width."""
     ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors that files may bring for other uses than logits."""
+    """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
     nextn: ClassVar[bool] = False
     """The last `nextn_predict_layers` blocks, which guess further tokens, may be in the file; they are left out."""
+    cacheless: ClassVar[bool] = False
+    """Tokens see all others of their call and nothing else; nothing is kept."""
+    logits: ClassVar[bool] = True  # False: embeddings only
     # --- tensors and steps
     norm: ClassVar[str] = "rms"  # or "layer"
     norm_weight: ClassVar[bool] = True
@@ -184,12 +193,14 @@ class Decoder:
     embedding_norm: ClassVar[bool] = False
     learned_positions: ClassVar[Presence] = False
     """Embeddings of positions are added to those of tokens."""
+    output_norm: ClassVar[str] = "output_norm"  # none: the last layer's output is the result
     pre_norm: ClassVar[bool] = True
     ffn_norm: ClassVar[str] = "ffn_norm"  # none: the FFN takes what attention takes
     parallel: ClassVar[str] = ""
     """Attention and FFN stand side by side: "ffn + attn" or "ffn + x" says which two are added first."""
     post_norms: ClassVar[tuple[str, str] | None] = None
     """Norms of the attention's and the FFN's output, before these are added."""
+    post_norm_eps: ClassVar[float] = 0.0  # where it is not that of the other norms
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
     stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
     """Tensors that a file may lack, and which are used in their place."""
@@ -201,7 +212,7 @@ class Decoder:
     """The last of each run of that many layers does not know positions."""
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
-    qkv_scale: ClassVar[bool] = True
+    qkv_scale: ClassVar[bool] = True  # of one fused matrix
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -244,8 +255,13 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
+            if not cls.headless and not all(heads):
+                yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
         if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
+        if cls.rope_mode(c) in (MROPE, IMROPE) and not 0 < sum(c.rope_sections) <= c.n_embd_head_k:
+            yield f"rope.dimension_sections: expected a sum of 1 to {c.n_embd_head_k}, found {list(c.rope_sections)}"
         if cls.moe and cls.moe.required and not c.n_expert:
             yield "expert_count: the key is missing or 0"
         if cls.moe and c.n_expert and not cls.moe.gating and c.expert_gating_func not in GATING:
@@ -254,7 +270,7 @@ class Decoder:
     @classmethod
     def adjust(cls, c: Config) -> Config:
         """Change what this architecture takes in another way than the keys say."""
-        return c
+        return replace(c, causal_attn=False) if cls.cacheless else c
 
     @classmethod
     def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
@@ -268,8 +284,9 @@ class Decoder:
             yield TensorSpec("position_embd.weight", (c.n_embd, c.n_ctx_train), optional, indexed=True)
         if cls.embedding_norm:
             yield from cls.norm_tensors("token_embd_norm", c.n_embd)
-        yield from cls.norm_tensors("output_norm", c.n_embd)
-        if cls.tie is not True:
+        if cls.output_norm:
+            yield from cls.norm_tensors(cls.output_norm, c.n_embd)
+        if cls.logits and cls.tie is not True:
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
         if cls.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
@@ -278,7 +295,9 @@ class Decoder:
             yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
         nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
         blocks = tuple(f"blk.{il}." for il in nextn)
-        yield from (TensorSpec(name, (), unused=True) for name in has if name in cls.ignored or name.startswith(blocks))
+        for name in has:
+            if name in cls.ignored or _in_layer(name) in cls.ignored or name.startswith(blocks):
+                yield TensorSpec(name, (), unused=True)
         for il in range(c.n_layer):
             names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
             for spec in cls.layer_tensors(c, il, names_here):
@@ -373,6 +392,13 @@ class Decoder:
             yield from cls.dense_tensors(c, width, "_shexp")
 
     @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
+        yield from cls.layer_tensors(c, c.n_layer - 1, ())
+        yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
+        yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
+
+    @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
         """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
         if cls.norm_weight:
@@ -383,6 +409,8 @@ class Decoder:
     @classmethod
     def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
         """Say whether a layer has experts, by the keys or by the names it has in the file."""
+        if cls.moe and cls.moe.by_tensors:
+            return any("_exps." in name or "ffn_gate_inp." in name for name in has) if has else il > 0
         step = c.interleave_moe_layer_step or 1
         return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 
@@ -456,7 +484,7 @@ class Decoder:
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def build(self) -> Tensor | None:
-        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted.
+        """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted, or embeddings.
 
         Where none are, the last layer stops as soon as its keys and values are stored.
         """
@@ -470,23 +498,34 @@ class Decoder:
         x = self.layer(x, il)
         if self.crop == "late":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        x = self.normalize(x, "output_norm", "result_norm")
+        if self.output_norm:
+            x = self.normalize(x, self.output_norm, "result_norm")
         if self.crop == "last":
             x = self.g.get_rows(x, self.inputs.out_ids)
-        logits = self.named(self.head(x), "result_output")
-        self.graph.expand(logits)
-        return logits
+        if self.inputs.embeddings:
+            return self.graph.expand(self.named(self.pool(x), "result_embd_pooled"))
+        return self.graph.expand(self.named(self.head(x), "result_output"))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Make one embedding of all tokens', where that is wanted: their weighted sum, or one of them."""
+        g, pool = self.g, self.inputs.pool
+        if pool is None:
+            return x
+        return g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
 
     def embed(self) -> Tensor:
-        """Look up the tokens' embeddings, [n_embd, n_tokens]."""
-        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
-        scale = self.embedding_scale(self.c)
-        if scale:
-            x = self.named(self.g.scale(x, scale), "inp_scaled")
+        """Return what the first layer takes, [n_embd, n_tokens]: tokens, where they stand, normalized."""
+        x = self.look_up()
         if self.learned_positions is not False and "position_embd.weight" in self.w:
             positions = self.g.get_rows(self.w["position_embd.weight"], self.inputs.positions)
             x = self.named(self.g.add(x, self.named(positions, "pos_embd")), "inpL")
         return self.normalize(x, "token_embd_norm", "inp_norm") if self.embedding_norm else x
+
+    def look_up(self) -> Tensor:
+        """Look up the tokens' embeddings and scale them."""
+        x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
+        scale = self.embedding_scale(self.c)
+        return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
 
     @classmethod
     def embedding_scale(cls, c: Config) -> float:
@@ -553,7 +592,7 @@ class Decoder:
         """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
         if self.post_norms:
             role, name = self.post_norm(which, il), ("attn_post_norm", "ffn_post_norm")[which]
-            cur = self.normalize(cur, f"blk.{il}.{role}", name, il)
+            cur = self.normalize(cur, f"blk.{il}.{role}", name, il, eps=self.post_norm_eps)
         if self.c.residual_scale:
             cur = self.g.scale(cur, f32(self.c.residual_scale))
         y = self.g.add(cur, x)
@@ -808,7 +847,7 @@ class Decoder:
         up = self.named(self.linear(x, f"{blk}.ffn_up{suffix}", bias_first=True), f"ffn_up{suffix}", il)
         if self.ffn_fused:
             cur = self.activate_fused(up)
-        elif self.ffn_gate:
+        elif f"{blk}.ffn_gate{suffix}.weight" in self.w:
             gate = self.linear(x, f"{blk}.ffn_gate{suffix}", bias_first=True)
             cur = self.activate(self.named(gate, f"ffn_gate{suffix}", il), up, il)
         else:
@@ -954,6 +993,10 @@ class Decoder:
         for part in parts[1:]:
             out = self.graph.expand(g.add(out, part))
         return out if n_used > 1 else g.cont(out)
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else ""
 
 
 def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:

@@ -1,13 +1,21 @@
-"""ERNIE."""
+"""ERNIE 4.5, and PaddleOCR-VL, which is made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Moe
+from ggufpy.arch.decoder import MROPE, Decoder, Moe
 
-__all__ = ["Ernie45Moe"]
+__all__ = ["Ernie45", "Ernie45Moe", "PaddleOCR"]
+
+
+class Ernie45(Decoder):
+    """ERNIE 4.5, dense. A bias of the attention's output does nothing, as in llama.cpp."""
+
+    name = "ernie4_5"
+    ignored = ("attn_output.bias",)
+    ffn_scale = False
 
 
 class Ernie45Moe(Decoder):
@@ -30,3 +38,13 @@ class Ernie45Moe(Decoder):
     @classmethod
     def expert_optional(cls, role: str) -> bool:
         return role == "gate"
+
+
+class PaddleOCR(Decoder):
+    """PaddleOCR-VL, the text part: rotation by time, height and width."""
+
+    name = "paddleocr"
+    keys = {"rope_sections": REQUIRED}
+    rope = MROPE
+    output_bias = None
+    ffn_scale = False

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, Decoder
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.tensors import TensorSpec
 
-__all__ = ["Exaone4"]
+__all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
 N_LAYER_32B = 64
+WINDOWED = {"n_layer": N_LAYER_32B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1, "n_swa": 16}
+
+
+class Exaone(Decoder):
+    """EXAONE 3: Llama rotated by halves."""
+
+    name = "exaone"
+    rope = NEOX
+    rope_factors = "freqs"
+    ffn_scale = False
 
 
 class Exaone4(Decoder):
@@ -26,7 +38,13 @@ class Exaone4(Decoder):
     rope_factors = "freqs"
     qk_norm = "head"
     ffn_scale = False
-    tiny_variants = {"window": {"n_layer": 64, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1, "n_swa": 16}}
+    tiny_variants = {
+        "window": WINDOWED,
+        "window-array": WINDOWED | {"swa_pattern": [il % 3 == 0 for il in range(N_LAYER_32B)]},
+        "window-scaled": WINDOWED | {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
+        "window-no-scaling": None,
+        "window-pattern": None,
+    }
 
     @classmethod
     def adjust(cls, c: Config) -> Config:
@@ -35,3 +53,34 @@ class Exaone4(Decoder):
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:
         return c.is_swa[il] or not c.n_swa
+
+
+class ExaoneMoe(Decoder):
+    """K-EXAONE: norms before the sublayers, rotation in windowed layers alone, experts after some dense layers."""
+
+    name = "exaone-moe"
+    keys = {
+        "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0,
+        "expert_gating_func": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+    }  # fmt: skip
+    swa_period = 4
+    swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
+    nextn = True
+    tie = False
+    rope = NEOX
+    rope_factors = "freqs"
+    qk_norm = "head"
+    ffn_scale = False
+    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+
+    @classmethod
+    def rotates(cls, c: Config, il: int) -> bool:
+        return c.is_swa[il]
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or cls.n_ff_exp(c, il)
+
+    @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        return super().nextn_tensors(replace(c, n_layer_dense_lead=c.n_layer))

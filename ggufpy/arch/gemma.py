@@ -52,7 +52,7 @@ class Gemma3(Gemma):
     name = "gemma3"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "final_logit_softcapping": 0.0}
     swa_period = 6
-    ignored = ("dense_2.weight", "dense_3.weight")
+    ignored: ClassVar[tuple[str, ...]] = ("dense_2.weight", "dense_3.weight")
     tie = None
     qk_norm = "head"
     post_norms = ("post_attention_norm", "post_ffw_norm")

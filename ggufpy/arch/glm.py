@@ -5,7 +5,16 @@ from __future__ import annotations
 from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-__all__ = ["Glm4", "Glm4Moe"]
+__all__ = ["ChatGLM", "Glm4", "Glm4Moe"]
+
+
+class ChatGLM(Decoder):
+    """ChatGLM 3 and GLM 4 of 2024: one matrix for gate and up; half of each head rotates."""
+
+    name = "chatglm"
+    partial_rope = True
+    ffn_fused = True
+    ffn_scale = False
 
 
 class Glm4(Decoder):

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Has, Moe, f32
+from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Moe, f32
 from ggufpy.graph import Tensor
 
-__all__ = ["Llama", "Llama4", "Mistral3", "SmolLM3"]
+__all__ = [
+    "Arcee", "InternLM2", "Llama", "Llama4", "MainCoder", "Mistral3", "Refact", "SmolLM3", "XVerse",
+]  # fmt: skip
 
 WINDOW = 8192
 N_EXPERT_MAVERICK = 128
@@ -43,12 +45,57 @@ class Mistral3(Llama):
         return (c.attn_temperature_scale, c.n_ctx_orig_yarn, 0.0) if c.attn_temperature_scale else ()
 
 
+class Arcee(Decoder):
+    """Arcee (AFM): no gate, and squared ReLU."""
+
+    name = "arcee"
+    rope_factors = "freqs"
+    ffn_gate = False
+    activation = "relu2"
+    ffn_scale = False
+
+
+class XVerse(Decoder):
+    """XVERSE: the output matrix is always one of its own."""
+
+    name = "xverse"
+    tie = False
+    ffn_scale = False
+
+
+class InternLM2(XVerse):
+    """InternLM 2 and 3."""
+
+    name = "internlm2"
+
+
+class MainCoder(Decoder):
+    """Maincoder: norms of queries and keys after their rotation."""
+
+    name = "maincoder"
+    qk_norm = "rotated"
+    ffn_scale = False
+
+
 class SmolLM3(Decoder):
     """SmolLM 3: every fourth layer knows no positions."""
 
     name = "smollm3"
     no_rope_step = 4
     ffn_scale = False
+
+
+class Refact(Decoder):
+    """Refact: ALiBi instead of rotation. Biases in a file do nothing, as in llama.cpp."""
+
+    name = "refact"
+    ignored = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias", "rope_freqs.weight")
+    rope = None
+    ffn_scale = False
+
+    @classmethod
+    def max_alibi_bias(cls, c: Config) -> float:
+        return ALIBI_8
 
 
 class Llama4(Decoder):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-__all__ = ["Olmo2", "OlmoE"]
+__all__ = ["Olmo", "Olmo2", "OlmoE"]
+
+
+class Olmo(Decoder):
+    """OLMo 1: norms without weights; queries, keys and values may be clamped."""
+
+    name = "olmo"
+    keys = {"clamp_kqv": 0.0}
+    norm = "layer"
+    norm_weight = False
+    ffn_scale = False
 
 
 class Olmo2(Decoder):

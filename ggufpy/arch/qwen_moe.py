@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, f32
+from ggufpy.arch.decoder import CLAMP_MIN, IMROPE, NEOX, Decoder, Has, Moe, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
-__all__ = ["GroveMoe", "Maple", "Mellum", "Qwen2Moe", "Qwen3Moe"]
+__all__ = ["GroveMoe", "Maple", "Mellum", "Qwen2Moe", "Qwen3Moe", "Qwen3VlMoe"]
 
 
 class Qwen2Moe(Decoder):
@@ -50,6 +50,15 @@ class Qwen3Moe(Decoder):
     rope = NEOX
     qk_norm = "head"
     moe = Moe(split_ff=True, scale=True)
+
+
+class Qwen3VlMoe(Qwen3Moe):
+    """Qwen 3 VL MoE: rotation by sections that are interleaved. Only text is supported."""
+
+    name = "qwen3vlmoe"
+    keys = {"n_ff_exp": 0, "rope_sections": REQUIRED}
+    rope = IMROPE
+    moe = Moe(split_ff=True)
 
 
 class GroveMoe(Qwen3Moe):

@@ -32,12 +32,13 @@ from __future__ import annotations
 
 from ggufpy.graph.context import Graph
 from ggufpy.graph.ops import Operations
+from ggufpy.graph.recurrent import RecurrentOperations
 from ggufpy.graph.tensor import MAX_ELEMENTS, MAX_TENSORS, Tensor
 
 __all__ = ["MAX_ELEMENTS", "MAX_TENSORS", "Context", "Graph", "Tensor"]
 
 
-class Context(Operations):
+class Context(Operations, RecurrentOperations):
     """The metadata of up to `n_tensors` tensors (a `ggml_context` without data), and the operations that make them.
 
     Not thread-safe. A context manager; `close` may be called twice. Memory that other contexts or arrays still use

@@ -97,10 +97,8 @@ class Operations(ContextBase):
     def scale(self, a: Tensor, s: float) -> Tensor:
         """Multiply by the number `s`."""
         limit = None
-        if (
-            a.limit is not None and 0 <= s <= 1
-        ):  # numbers that came from argsort stay within what f32 makes of the largest
-            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1  # rounding keeps the order
+        if a.limit is not None and 0 <= s <= 1:  # rounding keeps the order, so the largest stays the largest
+            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1
         self._scalable("scale", a)
         return self._contiguous("scale", C.ggml_scale, (F32, BF16), a, s, limit=limit)
 
@@ -380,6 +378,12 @@ class Operations(ContextBase):
         if prec not in (0, 10) or not C.ggml_prec_set_acc(a.ptr, prec):
             raise refused("prec_set_acc", f"precision {prec} cannot be set", a=a)
 
+    def prec_set_src(self, a: Tensor, prec: int, idx: int) -> None:
+        """Allow mul_mat(_id) to round its second operand (`idx` 1) to `prec`, a value of `enum ggml_prec`."""
+        self._mine("prec_set_src", a)
+        if prec not in (0, 10, 15, 20, 30, 40) or idx != 1 or not C.ggml_prec_set_src(a.ptr, prec, idx):
+            raise refused("prec_set_src", f"precision {prec} of operand {idx} cannot be set", a=a)
+
     # --- copies and views ---
 
     def cpy(self, a: Tensor, b: Tensor) -> Tensor:
@@ -520,11 +524,15 @@ class Operations(ContextBase):
         self._own("permute", a)
         if sorted((axis0, axis1, axis2, axis3)) != [0, 1, 2, 3]:
             raise refused("permute", f"{[axis0, axis1, axis2, axis3]} is not an order of the four axes", a=a)
+        if axis0 and a.type.is_quantized:
+            raise refused("permute", "the blocks of a quantized tensor stay along its first dimension", a=a)
         return self._view_of(a, C.ggml_permute(self._ptr, a.ptr, axis0, axis1, axis2, axis3))
 
     def transpose(self, a: Tensor) -> Tensor:
         """Look at `a` with its first two dimensions exchanged."""
         self._own("transpose", a)
+        if a.type.is_quantized:
+            raise refused("transpose", "the blocks of a quantized tensor stay along its first dimension", a=a)
         return self._view_of(a, C.ggml_transpose(self._ptr, a.ptr))
 
     def concat(self, a: Tensor, b: Tensor, dim: int) -> Tensor:
@@ -786,6 +794,14 @@ class Operations(ContextBase):
         if c.type is not F32 or c.ne[0] < n_dims // 2 or not c.layout & CONTIGUOUS:
             raise refused(op, f"f32 factors [{n_dims // 2} or more] expected", a=a, b=b, c=c)
         return c.ptr
+
+    def rope_set_offset(self, a: Tensor, n_offs: int) -> None:
+        """Let the rotation `a` begin at element `n_offs` of each row instead of the first."""
+        self._mine("rope_set_offset", a)
+        n_dims, mode = a.ptr.op_params[1], a.ptr.op_params[2]
+        if a.op != "ROPE" or mode == 24 or n_offs < 0 or n_offs % 2 or n_offs + n_dims > a.ne[0]:
+            raise refused("rope_set_offset", f"a rotation that leaves room for the offset {n_offs} expected", a=a)
+        C.ggml_rope_set_offset(a.ptr, n_offs)
 
     # --- order ---
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggufpy._ffi.lib import C, ffi
+from ggufpy._ffi.lib import C, ffi, text_of
 from ggufpy.backend import Buffer
 from ggufpy.errors import ClosedError, GraphError
 from ggufpy.gguf import GGMLType
@@ -40,6 +40,8 @@ LEAF = 1  # a tensor without operation, or a plain view of one
 WRITTEN = 2  # an operation writes to it
 INDEX = 4  # an operation uses its values as row numbers
 
+_DTYPES = [np.dtype(np.uint8) if kind is None else NUMPY_TYPES.get(kind, np.dtype(np.uint8)) for kind in TYPES]
+_ONES = (1, 1, 1, 1)
 _unpack = struct.Struct("10q").unpack_from  # ne, nb, type, layout
 NULL = ffi.NULL
 
@@ -87,7 +89,7 @@ class Tensor:
     @property
     def name(self) -> str:
         """Give the name (`ggml_get_name`); assigning sets it, at most 63 bytes of UTF-8."""
-        return str(ffi.string(C.ggml_get_name(self.ptr)).decode("utf-8", "replace"))
+        return text_of(C.ggml_get_name(self.ptr))
 
     @name.setter
     def name(self, name: str) -> None:
@@ -99,7 +101,7 @@ class Tensor:
     @property
     def op(self) -> str:
         """Name the operation that makes the tensor (`ggml_op_desc`), `NONE` for a leaf."""
-        return str(ffi.string(C.ggml_op_desc(self.ptr)).decode())
+        return text_of(C.ggml_op_desc(self.ptr))
 
     @property
     def n_dims(self) -> int:
@@ -140,13 +142,12 @@ class Tensor:
         return int(ffi.cast("uintptr_t", self.ptr.data))
 
     def set(self, array: np.ndarray[Any, Any]) -> None:
-        """Copy `array` into the tensor (`ggml_backend_tensor_set`): this shape in NumPy's order, this dtype, no
-        conversion.
+        """Copy an array of the same shape (in NumPy's order) and dtype into the tensor (`ggml_backend_tensor_set`).
 
         Quantized types take the raw blocks as uint8 (last axis: bytes of a row), bf16 takes uint16.
         """
-        dtype, shape = self._numpy()
-        if array.dtype != dtype or (array.shape != shape and _unpadded(array.shape) != _unpadded(shape)):
+        if array.dtype != _DTYPES[self.type] or not self._has_shape(array.shape):
+            dtype, shape = self._numpy()
             raise GraphError(f"{self!r} takes {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}")
         owner = self._placed()
         self._plain("set")
@@ -206,6 +207,13 @@ class Tensor:
         view.flags.writeable = writable
         return view
 
+    def _has_shape(self, shape: tuple[int, ...]) -> bool:
+        """Say whether an array of this shape has the tensor's elements in the tensor's order."""
+        ne, n = self.ne, len(shape)
+        if self.type.is_quantized:
+            ne = (self.type.row_nbytes(ne[0]), *ne[1:])
+        return n <= 4 and shape[::-1] == ne[:n] and ne[n:] == _ONES[n:]
+
     def _numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Give the dtype and the shape that stand for this tensor in NumPy."""
         dtype = NUMPY_TYPES.get(self.type)
@@ -227,7 +235,3 @@ class Tensor:
     def _plain(self, what: str) -> None:
         if not self.layout & CONTIGUOUS:
             raise GraphError(f"{what}: {self!r} is a view with gaps or permuted axes; make it contiguous first (cont)")
-
-
-def _unpadded(shape: Sequence[int]) -> list[int]:
-    return dims((*(1,) * (4 - len(shape)), *shape)[::-1]) if len(shape) <= 4 else list(shape)

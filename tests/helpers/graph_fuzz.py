@@ -123,7 +123,8 @@ class Fuzzer:
     def recipe(self, ctx: Context) -> tuple[str, list[Any]]:
         r, f32, i32 = self.random, GGMLType.F32, GGMLType.I32
         name = r.choice(("get_rows", "set_rows", "mul_mat_id", "add_id", "rope_ext", "rope_multi", "flash_attn_ext",
-                         "soft_max_ext", "mul_mat", "hadamard", "sinks", "cpy", "top", "permute"))  # fmt: skip
+                         "soft_max_ext", "mul_mat", "hadamard", "sinks", "cpy", "top", "permute", "recurrent",
+                         "recurrent"))  # fmt: skip
         n, rows, k, x, y = self.dims((2, 8, 32, 64, 256), (1, 3, 8, 64), (1, 2, 5, 9), (1, 2, 4), (1, 2))
         if name == "get_rows":
             return name, [self.make(ctx, self.weight(), n, rows, x, y), self.make(ctx, i32, k, x, y)]
@@ -185,6 +186,8 @@ class Fuzzer:
             a = self.make(ctx, self.weight(), *shape)
             r.shuffle(shape)
             return name, [a, self.make(ctx, self.weight(), *(shape if r.random() < 0.5 else a.ne))]
+        if name == "recurrent":
+            return self.recurrent(ctx)
         if name == "permute":
             axes = [0, 1, 2, 3]
             r.shuffle(axes)
@@ -197,6 +200,30 @@ class Fuzzer:
             self.make(ctx, self.weight(), n, rows, x, y),
             self.make(ctx, r.choice((f32, f32, GGMLType.F16, GGMLType.BF16)), n, k, x * 2, y),
         ]
+
+    def recurrent(self, ctx: Context) -> tuple[str, list[Any]]:
+        r, f32 = self.random, GGMLType.F32
+        name = r.choice(("ssm_conv", "ssm_scan", "rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn", "gated_delta_net"))
+        s, h, t, n = self.dims((8, 16, 64), (1, 2, 3), (1, 4, 6), (1, 2))
+        states = r.choice((1, 1, 3))
+        if name == "ssm_conv":
+            return name, [self.make(ctx, f32, t + 3, s, n), self.make(ctx, f32, 4, s)]
+        if name == "ssm_scan":
+            g, a = r.choice((1, h)), r.choice((1, s))
+            x, dt = self.make(ctx, f32, 4, h, t, n), self.make(ctx, f32, h, t, n)
+            b, c, ids = self.make(ctx, f32, s, g, t, n), self.make(ctx, f32, s, g, t, n), ctx.input(GGMLType.I32, n)
+            return name, [self.make(ctx, f32, s, 4, h, 2), x, dt, self.make(ctx, f32, a, h), b, c, ids, states]
+        if name == "gated_delta_net":
+            q, k = self.make(ctx, f32, s, 1, t, n), self.make(ctx, f32, s, h, t, 1)
+            v, g = self.make(ctx, f32, s, h, t, n), self.make(ctx, f32, r.choice((1, s)), h, t, n)
+            return name, [q, k, v, g, self.make(ctx, f32, 1, h, t, n), self.make(ctx, f32, s, s, h, n), states]
+        heads = [self.make(ctx, f32, s, h, t) for _ in range(6)]
+        state = self.make(ctx, f32, s * s * h, n)
+        if name == "rwkv_wkv7":
+            return name, [*heads, state]
+        if name == "rwkv_wkv6":
+            return name, [*heads[:3], self.make(ctx, f32, s, h), heads[3], state]
+        return name, [*heads[:4], state, 0.5]
 
     def fill(self, tensor: Tensor) -> None:
         r = self.random

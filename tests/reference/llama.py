@@ -20,6 +20,7 @@ __all__ = ["VERSION", "ReferenceModel", "ReferenceSession", "commit", "system_in
 
 VERSION: str = llama_cpp.__version__
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+POOLING = {None: 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 WARNING = 3  # enum ggml_log_level
 _errors: list[str] = []
 
@@ -110,6 +111,8 @@ class ReferenceSession:
         type_v: str = "f16",
         kv_unified: bool = False,
         swa_full: bool = True,
+        embeddings: bool = False,
+        pooling: str | None = None,
         on_node: Callable[[Any], None] | None = None,
     ) -> None:
         params = llama_cpp.llama_context_default_params()
@@ -118,6 +121,7 @@ class ReferenceSession:
         params.flash_attn_type = int(flash_attn)
         params.type_k, params.type_v = TYPES[type_k], TYPES[type_v]
         params.kv_unified, params.swa_full, params.no_perf = kv_unified, swa_full, True
+        params.embeddings, params.pooling_type = embeddings, POOLING[pooling]
         if on_node is not None:
             self._callback = llama_cpp.ggml_backend_sched_eval_callback(_node_callback(on_node))
             params.cb_eval = self._callback
@@ -127,7 +131,18 @@ class ReferenceSession:
             raise RuntimeError(f"llama.cpp cannot make a context: {' / '.join(_errors)}")
         self.memory = llama_cpp.llama_get_memory(self.pointer)
         self.n_ctx = int(llama_cpp.llama_n_ctx(self.pointer))
-        self.n_vocab = model.n_vocab
+        self.n_vocab, self.pooling = model.n_vocab, pooling
+
+    def embed(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Return the embeddings of tokens that stand alone, [n_tokens, n_embd] or pooled; needs `embeddings=True`."""
+        ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
+        self.clear()
+        self._check(llama_cpp.llama_decode(self.pointer, llama_cpp.llama_batch_get_one(ids, len(ids))))
+        n_embd = llama_cpp.llama_model_n_embd(self.model.pointer)
+        if self.pooling is None:
+            rows = llama_cpp.llama_get_embeddings(self.pointer)
+            return np.ctypeslib.as_array(rows, (len(token_ids), n_embd)).copy()
+        return np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(self.pointer, 0), (n_embd,)).copy()
 
     def decode(self, token_ids: Sequence[int], *, seq_id: int = 0, logits: Any = "last") -> np.ndarray:
         """Decode one sequence's tokens and return the rows asked for, float32 [n_outputs, n_vocab]."""

@@ -1,0 +1,49 @@
+"""inclusionAI's Ling (Bailing)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.tensors import TensorSpec
+
+__all__ = ["BailingMoe", "BailingMoe2"]
+
+
+class BailingMoe(Decoder):
+    """Ling 1: Llama with routed and shared experts in every layer, whatever `leading_dense_block_count` says."""
+
+    name = "bailingmoe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+    }  # fmt: skip
+    tie = False
+    ffn_scale = False
+    moe = Moe(normalize=None, shared=True)
+    tiny_variants = {"ignored-keys": {"n_layer_dense_lead": 1}}
+
+
+class BailingMoe2(Decoder):
+    """Ling 2: normalized queries and keys, leading dense layers, and a router that the file describes."""
+
+    name = "bailingmoe2"
+    keys = {**BailingMoe.keys, "n_layer_dense_lead": 0, "n_ff_shexp": 0, "expert_gating_func": REQUIRED}
+    partial_rope = True
+    nextn = True
+    tie = False
+    rope = NEOX
+    qkv_fused = True
+    qkv_bias = False
+    qk_norm = "head"
+    ffn_scale = False
+    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+
+    @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        yield from super().nextn_tensors(c)
+        yield TensorSpec("layer_output_norm.weight", (c.n_embd,))
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return (c.n_ff_shexp or cls.n_ff_exp(c, il)) * c.n_expert_shared

@@ -1,0 +1,203 @@
+"""BERT and its kin: encoders that give embeddings, most with norms behind the sums instead of before the sublayers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import ALIBI_8, NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
+
+__all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBert", "NomicBertMoe"]
+
+CLASSIFIER = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias", "cls.norm.weight")
+
+
+class Bert(Decoder):
+    """BERT: embedded positions, a plain FFN with GELU, LayerNorm behind each sum. All tokens are of the first type."""
+
+    name = "bert"
+    keys = {"n_token_types": REQUIRED}
+    cacheless = True
+    logits = False
+    ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
+    norm = "layer"
+    norm_bias = True
+    embedding_norm = True
+    learned_positions: ClassVar[Presence] = True
+    pre_norm = False
+    output_norm = ""
+    sum_norms: ClassVar[tuple[str, str]] = ("attn_output_norm", "layer_output_norm")
+    rope: ClassVar[int | None] = None
+    partial_rope = True
+    output_bias: ClassVar[Presence] = None
+    ffn_gate = False
+    ffn_bias: ClassVar[Presence] = None
+    ffn_scale = False
+    activation = "gelu"
+    tiny = {"n_token_types": 2}
+
+    @classmethod
+    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
+        yield from super().tensors(c, has)
+        yield TensorSpec("token_types.weight", (c.n_embd, c.n_token_types), optional=True, f32=True)
+
+    @classmethod
+    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(c, il, has)
+        for role in cls.sum_norms:
+            yield from cls.norm_tensors(role, c.n_embd)
+
+    def look_up(self) -> Tensor:
+        x, types = super().look_up(), self.w.get("token_types.weight")
+        return x if types is None else self.g.add(x, self.g.view_1d(types, self.c.n_embd, 0))
+
+    def add_residual(self, cur: Tensor, x: Tensor, which: int, il: int) -> Tensor:
+        """Add, then normalize."""
+        name = ("ffn_inp", "layer_out_norm")[which]
+        return self.normalize(self.g.add(cur, x), f"blk.{il}.{self.sum_norms[which]}", name, il)
+
+
+class JinaBertV3(Bert):
+    """Jina BERT v3: BERT that rotates."""
+
+    name = "jina-bert-v3"
+    learned_positions = False
+    rope = NEOX
+
+
+class NomicBert(JinaBertV3):
+    """Nomic BERT: a gated FFN; llama.cpp loads its biases but leaves them out of the graph."""
+
+    name = "nomic-bert"
+    ignored = (*CLASSIFIER, "ffn_up.bias", "ffn_down.bias")
+    ffn_gate = True
+    ffn_bias = False
+    activation = "silu"
+
+
+class NomicBertMoe(JinaBertV3):
+    """Nomic BERT MoE: experts without gates in every other layer, or as often as the file says."""
+
+    name = "nomic-bert-moe"
+    keys = {"n_token_types": REQUIRED, "moe_every_n_layers": 0}
+    moe = Moe(required=False, normalize=False)
+    tiny = {"n_token_types": 2, "moe_every_n_layers": 2, "n_layer": 4, "n_expert": 8, "n_expert_used": 2}
+    tiny_variants = {"no-experts": {"moe_every_n_layers": 0}}
+
+    @classmethod
+    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
+        return c.moe_every_n_layers > 0 and il % c.moe_every_n_layers == 1
+
+    @classmethod
+    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from (spec for spec in super().moe_tensors(c, il, has) if spec.name != "ffn_gate_exps.weight")
+
+
+class JinaBertV2(Bert):
+    """Jina BERT v2: ALiBi, norms of whole queries and keys, a second norm of attention, GELU with or without a gate."""
+
+    name = "jina-bert-v2"
+    learned_positions = False
+    output_bias = True
+    qk_norm = "full"
+    qk_norm_weight = None
+    tiny = {"n_token_types": 2, "n_head_kv": 4}
+    tiny_variants = {
+        "one-kv-head": None, "fused": None, "fused-biases": None, "fused-separate-biases": None,
+        "gate-in-up": {"without": "ffn_gate", "or_shape": True},
+    }  # fmt: skip
+
+    @classmethod
+    def max_alibi_bias(cls, c: Config) -> float:
+        return ALIBI_8
+
+    @classmethod
+    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().attention_tensors(c, il, has)
+        for role in ("attn_q_norm", "attn_k_norm", "attn_norm_2"):
+            yield TensorSpec(f"{role}.bias", (c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.weight", (c.n_embd,), optional=True)
+
+    @classmethod
+    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
+        for spec in super().tensors(c, has):
+            yield replace(spec, optional=False) if spec.name == "token_types.weight" else spec
+
+    @classmethod
+    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+        yield TensorSpec("ffn_gate.weight", (c.n_embd, n_ff), optional=True)
+        yield TensorSpec("ffn_up.weight", (c.n_embd, n_ff), or_shape=(c.n_embd, 2 * n_ff))
+        yield TensorSpec("ffn_up.bias", (n_ff,), optional=True, or_shape=(2 * n_ff,))
+        yield from linear("ffn_down", n_ff, c.n_embd, True, scale=False)
+
+    def add_residual(self, cur: Tensor, x: Tensor, which: int, il: int) -> Tensor:
+        cur = super().add_residual(cur, x, which, il)
+        if which or f"blk.{il}.attn_norm_2.weight" not in self.w:
+            return cur
+        return self.normalize(self.g.add(cur, x), f"blk.{il}.attn_norm_2", "ffn_inp", il)
+
+    def activate(self, gate: Tensor, up: Tensor | None, il: int) -> Tensor:
+        """Find the gate in the first half of a matrix twice as wide."""
+        both = up is None and gate.ne[0] == 2 * self.c.n_ff[il]
+        return self.activate_fused(gate) if both else super().activate(gate, up, il)
+
+
+class ModernBert(Decoder):
+    """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
+
+    name = "modern-bert"
+    keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
+    swa_period = 3
+    swa_dense_first = True
+    cacheless = True
+    logits = False
+    ignored = CLASSIFIER
+    norm = "layer"
+    embedding_norm = True
+    rope = NEOX
+    partial_rope = True
+    qkv_fused = True
+    qkv_bias = False
+    ffn_fused = True
+    ffn_scale = False
+    tiny = {"n_head_kv": 4}
+    tiny_variants = {
+        "one-kv-head": None,
+        "silu": {"hidden_activation": "silu"},
+        "reglu": {"hidden_activation": "reglu"},
+        "another-activation": {"hidden_activation": "mish"},
+    }
+
+    @classmethod
+    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        """The first layer takes the embeddings, which are normalized already, as they are."""
+        for spec in super().layer_tensors(c, il, has):
+            yield replace(spec, optional=True) if il == 0 and spec.name == "attn_norm.weight" else spec
+
+    def attention_input(self, x: Tensor, il: int) -> Tensor:
+        return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
+
+    def activate_fused(self, both: Tensor) -> Tensor:
+        g, name = self.g, self.c.hidden_activation
+        functions = {"silu": g.swiglu, "swish": g.swiglu, "swiglu": g.swiglu, "reglu": g.reglu}
+        return functions.get(name, g.geglu)(both)
+
+
+class NeoBert(Decoder):
+    """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
+
+    name = "neo-bert"
+    cacheless = True
+    logits = False
+    ignored = CLASSIFIER
+    output_norm = "enc.output_norm"
+    rope = NORM
+    partial_rope = True
+    qkv_fused = True
+    qkv_bias = False
+    ffn_fused = True
+    ffn_scale = False

@@ -1,0 +1,76 @@
+"""Hunyuan: dense models, and mixtures of experts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import NEOX, Decoder, Moe
+
+__all__ = ["HunyuanDense", "HunyuanMoe", "HunyuanVL", "HyV3"]
+
+
+class HunyuanDense(Decoder):
+    """Hunyuan: norms of queries and keys after their rotation, whose base grows with `rope.scaling.alpha`."""
+
+    name = "hunyuan-dense"
+    keys = {"rope_scaling_alpha": 0.0}
+    rope = NEOX
+    qk_norm = "rotated"
+    ffn_scale = False
+
+    @classmethod
+    def adjust(cls, c: Config) -> Config:
+        if c.rope_scaling_alpha <= 0:
+            return c
+        d = c.n_embd_head_k
+        factor = np.float32(math.pow(np.float32(c.rope_scaling_alpha), np.float32(d) / np.float32(d - 2)))
+        return replace(c, rope_freq_base=float(np.float32(c.rope_freq_base) * factor))
+
+
+class HunyuanVL(HunyuanDense):
+    """Hunyuan VL, the text part: files with sections rotate by MROPE."""
+
+    name = "hunyuan_vl"
+    keys = {"rope_scaling_alpha": 0.0, "rope_sections": ()}
+
+
+class HunyuanMoe(Decoder):
+    """Hunyuan A13B: norms of queries and keys after their rotation; routed and shared experts in every layer."""
+
+    name = "hunyuan-moe"
+    keys = {"n_ff_shexp": 0}
+    rope = NEOX
+    qk_norm = "rotated"
+    ffn_scale = False
+    moe = Moe(shared=True)
+    tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or c.n_ff[il]
+
+
+class HyV3(Decoder):
+    """Hunyuan 3: norms before the rotation, leading dense layers, a router that the file describes."""
+
+    name = "hy_v3"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "expert_gating_func": 0, "expert_weights_scale": 0.0,
+        "expert_weights_norm": False,
+    }  # fmt: skip
+    nextn = True
+    rope = NEOX
+    qk_norm = "head"
+    moe = Moe(
+        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared=True, fused=True,
+        scale=True, split_ff=True,
+    )  # fmt: skip
+    crop = "last"
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or cls.n_ff_exp(c, il)

@@ -1,0 +1,56 @@
+"""PLaMo, the models without recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ggufpy.arch.config import Config
+from ggufpy.arch.decoder import NEOX, Decoder, inv_sqrt
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
+
+__all__ = ["Plamo", "Plamo3"]
+
+
+class Plamo(Decoder):
+    """PLaMo 1: attention and FFN side by side behind one norm."""
+
+    name = "plamo"
+    ffn_norm = ""
+    parallel = "ffn + attn"
+    tie = False
+    rope = NEOX
+    ffn_scale = False
+
+
+class Plamo3(Decoder):
+    """PLaMo 3: norms around both sublayers, the later named without `.weight`; windows in seven layers of eight."""
+
+    name = "plamo3"
+    keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0}
+    swa_period = 8
+    split_heads = True
+    partial_rope = True
+    post_norms = ("post_attention_norm", "post_ffw_norm")
+    rope = NEOX
+    qkv_fused = True
+    qkv_bias = False
+    qkv_scale = False
+    qk_norm = "head"
+    ffn_fused = True
+    ffn_scale = False
+
+    @classmethod
+    def attention_scale(cls, c: Config) -> float:
+        return inv_sqrt(c.n_embd_head_k)
+
+    @classmethod
+    def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
+        for spec in super().norm_tensors(role, width):
+            yield replace(spec, name=role) if role in cls.post_norms else spec
+
+    def normalize(self, x: Tensor, role: str, name: str, il: int = -1, **kind: Any) -> Tensor:
+        y = super().normalize(x, role, name, il, **kind)
+        return self.named(self.g.mul(y, self.w[role]), name, il) if role in self.w else y
