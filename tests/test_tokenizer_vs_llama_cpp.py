@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +26,9 @@ from ggufpy.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 pytest.importorskip("llama_cpp")
 from fuzz_tokenizer import differences
+from helpers.llama_sources import llama_models
 from helpers.llama_vocabulary import LlamaVocabulary
 
-# llama.cpp's source tree, for the vocabularies in its models folder: no such file is committed here.
-SOURCE = os.environ.get("GGUFPY_LLAMA_CPP_SOURCE")
 VOCABULARIES = [
     "aquila",
     "baichuan",
@@ -112,21 +110,10 @@ def test_gemma3_agrees_on_random_text(gemma3_path: Path) -> None:
     assert list(differences(gemma3_path, 200)) == []
 
 
-@pytest.mark.skipif(not SOURCE, reason="GGUFPY_LLAMA_CPP_SOURCE does not name llama.cpp's source tree")
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_llama_cpps_vocabularies(name: str) -> None:
-    """B8: the pairs of text and ids beside them, where there are any, and random text."""
-    path = Path(str(SOURCE)) / "models" / f"ggml-vocab-{name}.gguf"
-    texts, ids = path.with_suffix(".gguf.inp"), path.with_suffix(".gguf.out")
-    if texts.exists():
-        ours = Tokenizer.from_file(path)
-        for text, line in zip(_lines(texts), ids.read_text().split("\n"), strict=True):
-            assert ours.encode(text, add_special=False) == [int(id) for id in line.split()], text
-    assert list(differences(path, 200)) == []
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_bytes().decode().split("\n__ggml_vocab_test__\n")
+def test_llama_cpps_vocabularies_agree_on_random_text(name: str) -> None:
+    """All that come with it, also those without pairs of text and ids."""
+    assert list(differences(llama_models() / f"ggml-vocab-{name}.gguf", 100)) == []
 
 
 # -- made vocabularies of the other families ---------------------------------------------------------------------------
