@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggufpy._ffi.lib import C, check_status, ffi
+from ggufpy._ffi.lib import C, check_status, features_of, ffi, text_of
 from ggufpy.errors import BackendError, ClosedError, GraphError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "BufferType",
     "Device",
     "Lifetime",
+    "Owner",
     "Scheduler",
     "cpu_device",
     "devices",
@@ -46,10 +47,6 @@ _KINDS = {
     C.GGML_BACKEND_DEVICE_TYPE_ACCEL: "accel",
     C.GGML_BACKEND_DEVICE_TYPE_META: "meta",
 }
-
-
-def _text(chars: Any) -> str:
-    return str(ffi.string(chars).decode("utf-8", "replace")) if chars else ""
 
 
 class Lifetime:
@@ -72,7 +69,10 @@ class Lifetime:
             self.refs.append(other)
 
 
-class _Owner:
+AnyOwner = TypeVar("AnyOwner", bound="Owner")
+
+
+class Owner:
     """Something that is closed once, by hand, by `with`, or when nobody refers to it."""
 
     _ptr: Any
@@ -93,7 +93,7 @@ class _Owner:
             raise ClosedError(f"this {type(self).__name__} is closed")
         return self._ptr
 
-    def __enter__(self: Any) -> Any:
+    def __enter__(self: AnyOwner) -> AnyOwner:
         return self
 
     def __exit__(
@@ -131,12 +131,12 @@ class Device(_Handle):
     @property
     def name(self) -> str:
         """Give ggml's short name, such as `CPU` or `CUDA0`."""
-        return _text(C.ggml_backend_dev_name(self.ptr))
+        return text_of(C.ggml_backend_dev_name(self.ptr))
 
     @property
     def description(self) -> str:
         """Give the name of the hardware."""
-        return _text(C.ggml_backend_dev_description(self.ptr))
+        return text_of(C.ggml_backend_dev_description(self.ptr))
 
     @property
     def type(self) -> str:
@@ -208,7 +208,7 @@ class BufferType(_Handle):
     @property
     def name(self) -> str:
         """Give ggml's name of it, such as `CPU`, `CPU_REPACK` or `AMX`."""
-        return _text(C.ggml_backend_buft_name(self.ptr))
+        return text_of(C.ggml_backend_buft_name(self.ptr))
 
     @property
     def device(self) -> Device:
@@ -271,7 +271,7 @@ def _takes(kind: BufferType, device: Device, tensor: Tensor, experts: bool) -> b
     return bool(buffer) and bool(C.ggml_backend_dev_supports_op(device.ptr, op))
 
 
-class Buffer(_Owner):
+class Buffer(Owner):
     """Memory that tensors are bound to: allocated by ggml, or the host's own, such as a mapped file."""
 
     def __init__(self, ptr: Any, *, refs: Sequence[Any] = (), readonly: bool = False, is_mapped: bool = False) -> None:
@@ -320,10 +320,7 @@ class Buffer(_Owner):
     def for_tensors(cls, type: BufferType, tensors: Sequence[Tensor]) -> Buffer:
         """Allocate one buffer and place the tensors in it, one after the other."""
         offsets, size = _places(type, tensors)
-        buffer = cls.alloc(type, size)
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            buffer.bind(tensor, buffer.base + offset)
-        return buffer
+        return cls.alloc(type, size)._holding(tensors, offsets)
 
     @classmethod
     def zeros(cls, device: Device, tensors: Sequence[Tensor]) -> Buffer:
@@ -342,9 +339,12 @@ class Buffer(_Owner):
         except OSError as error:
             raise BackendError(f"{type.name}: {size} bytes could not be allocated ({error.strerror})") from error
         buffer.is_mapped = False
+        return buffer._holding(tensors, offsets)
+
+    def _holding(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Buffer:
         for tensor, offset in zip(tensors, offsets, strict=True):
-            buffer.bind(tensor, buffer.base + offset)
-        return buffer
+            self.bind(tensor, self.base + offset)
+        return self
 
     @property
     def is_host(self) -> bool:
@@ -398,7 +398,7 @@ def _places(type: BufferType, tensors: Sequence[Tensor]) -> tuple[list[int], int
 # --- computing ---
 
 
-class Backend(_Owner):
+class Backend(Owner):
     """A device ready to compute."""
 
     def __init__(self, device: Device) -> None:
@@ -443,19 +443,10 @@ class Backend(_Owner):
         C.ggufpy_backend_set_use_ref(self._open(), use_ref)
 
 
-def _has_openmp() -> bool:
-    feature = C.ggufpy_reg_features(C.ggml_backend_dev_backend_reg(cpu_device().ptr))
-    while feature and feature.name:
-        if _text(feature.name) == "OPENMP":
-            return _text(feature.value) == "1"
-        feature += 1
-    return False
+_HAS_OPENMP = features_of(C.ggml_backend_dev_backend_reg(cpu_device().ptr)).get("OPENMP") == "1"
 
 
-_HAS_OPENMP = _has_openmp()
-
-
-class Scheduler(_Owner):
+class Scheduler(Owner):
     """Gives the tensors of a graph memory and computes it, splitting it among backends (`ggml_backend_sched`)."""
 
     def __init__(self, backends: Sequence[Backend], n_nodes: int, *, op_offload: bool = True) -> None:
@@ -548,7 +539,7 @@ class Scheduler(_Owner):
     def _bad_row(self, tensors: Any, limits: Any, found: int) -> GraphError:
         if found < 0:
             return GraphError("compute: no memory to check the row numbers with")
-        name = _text(tensors[found].name)
+        name = text_of(tensors[found].name)
         return GraphError(
             f"compute: {name!r} has the row number {self._bad[0]}, the rows are 0 to {limits[found] - 1} "
             "(inputs have to be set before each compute)"
@@ -594,10 +585,10 @@ def _unsupported(node: Any, backends: Sequence[Backend]) -> str:
     for i in range(10):  # GGML_MAX_SRC
         source = node.src[i]
         if source:
-            kind = _text(C.ggml_type_name(source.type))
-            operands.append(f"{_text(source.name)!r} {kind} {list(source.ne)}")
+            kind = text_of(C.ggml_type_name(source.type))
+            operands.append(f"{text_of(source.name)!r} {kind} {list(source.ne)}")
     names = ", ".join(backend.device.name for backend in backends)
     return (
-        f"alloc: no device of {names} can compute {_text(C.ggml_op_desc(node))} into {_text(node.name)!r} "
-        f"{_text(C.ggml_type_name(node.type))} {list(node.ne)} from {', '.join(operands) or 'nothing'}"
+        f"alloc: no device of {names} can compute {text_of(C.ggml_op_desc(node))} into {text_of(node.name)!r} "
+        f"{text_of(C.ggml_type_name(node.type))} {list(node.ne)} from {', '.join(operands) or 'nothing'}"
     )

@@ -16,30 +16,19 @@ import numpy.typing as npt
 
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
+from ggufpy.batch import IntArray, MicroBatch
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
 
-__all__ = ["CacheInputs", "KVCache", "KVInputs", "Memory", "MicroBatch", "NoMemory", "Placement", "Window"]
+__all__ = ["CacheInputs", "CacheOptions", "Cells", "KVCache", "KVInputs", "Memory", "NoMemory", "Placement", "Window"]
 
-IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
 MINUS_INF_F16 = 0xFC00
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    """Tokens that are computed together: all of the first sequence, then all of the second, and so on."""
-
-    tokens: IntArray  # [n_tokens]
-    positions: IntArray  # [n_tokens]
-    seq_ids: list[int]  # in the order of their tokens, equally many tokens each unless the cache is unified
-    seq_of_token: IntArray  # [n_tokens]
-    out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """A session: one context over a model, with its own memory, its own graphs and a lock.
 
-This file owns how tokens become micro-batches, which graph runs them, and how logits or embeddings come back. It knows
-token ids only; text is generate.py's, cells are memory.py's, the model's layers are arch's. Arrays are in NumPy order.
+This file owns which graph runs a micro-batch, what is written before and read after it, and what a sequence holds. It
+knows token ids only; text is generate.py's, cutting is batch.py's, cells are memory.py's, the model's layers are
+arch's. Arrays are in NumPy order.
 """
 
 from __future__ import annotations
@@ -10,40 +11,35 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
-from ggufpy.backend import Backend, Scheduler, physical_cores
+from ggufpy.backend import MAX_THREADS, Backend, Scheduler, physical_cores
+from ggufpy.batch import FloatArray, IntArray, MicroBatch, Part, Piece, Wanted, micro_batch, split, wanted_rows
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
-from ggufpy.memory import CacheInputs, CacheOptions, IntArray, Memory, MicroBatch, NoMemory, Placement
+from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Placement
 from ggufpy.weights import Layout, Weights
 
-__all__ = ["Pooling", "Session", "SessionOptions", "Wanted"]
-
-Wanted = Literal["last", "all"] | Sequence[int]
-"""Which tokens' logits are wanted: of the last one, of all, or of those with these indices."""
+__all__ = ["Pooling", "Session", "SessionOptions"]
 
 Pooling = Literal["mean", "last", "cls"]
 """How tokens' embeddings become one: their mean, the last token's, or the first token's."""
 
 Output = Literal["logits", "rows"] | Pooling
 
-FloatArray = npt.NDArray[np.float32]
-
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 INT_MAX = 2**31 - 1
 MAX_CELLS = 2**24
 """More than any model's context; each cell costs a few bytes even while its keys and values cost nothing."""
 MAX_SEQUENCES = 256
-MAX_THREADS = 512
 SECONDS_TO_STOP = 5
 N_CTX_PAD = 256
 NODES_PER_TENSOR = 8
@@ -52,7 +48,23 @@ MIN_NODES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What a context is made of. Meanings and limits are llama.cpp's (llama_context_params)."""
+    """What a context is made of. Meanings and defaults are llama.cpp's (llama_context_params).
+
+    n_ctx            tokens that all sequences together have room for, rounded up to 256 for each; None: as many as the
+                     model was trained on
+    n_seq_max        how many sequences
+    n_batch          the most tokens that one slice of a call has; slices are cut into micro-batches
+    n_ubatch         the most tokens computed together
+    n_threads        threads to decode one token with; None: the physical cores this process may use
+    n_threads_batch  threads for more tokens than one; None: n_threads
+    flash_attn       attend by ggml's fused kernel; taken as False where an architecture's scores have none
+    type_k, type_v   the type that keys and values are cached as: f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl
+    kv_unified       True: one cache of n_ctx cells that sequences share; False: n_ctx / n_seq_max cells for each
+    swa_full         True: layers with a window cache the whole context too, so a sequence can be trimmed anywhere;
+                     False: only the window and a micro-batch
+
+    Raises ValueError, which names the option, for a value of the wrong type or out of range.
+    """
 
     n_ctx: int | None = None
     n_seq_max: int = 1
@@ -151,24 +163,8 @@ class Session:
         cores = physical_cores()
         self.n_threads = options.n_threads or cores
         self.n_threads_batch = options.n_threads_batch or options.n_threads or cores
-        self._rope = Rope.of(config)
-        cache_options = CacheOptions(
-            options.n_seq_max,
-            options.kv_unified or options.n_seq_max == 1,
-            GGMLType[options.type_k.upper()],
-            GGMLType[options.type_v.upper()],
-            options.flash_attn,
-            arch.max_alibi_bias(config) > 0,
-            config.causal_attn,
-        )
-        self._memory = NoMemory(config, cache_options) if arch.cacheless else Memory(
-            config,
-            cache_options,
-            size=self.n_ctx_seq,
-            n_ubatch=self.n_ubatch,
-            swa_full=options.swa_full,
-            device_of=lambda il: layout.layers[il],
-        )  # fmt: skip
+        self._rope, self._n_planes = Rope.of(config), arch.n_planes(config)
+        self._memory = self._make_memory(layout)
         self._n_positions = config.n_ctx_train if "position_embd.weight" in weights else self.n_ctx_seq
         self._backends = [Backend(device) for device in layout.devices]
         self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
@@ -177,6 +173,28 @@ class Session:
         self._run: _Run | None = None
         self._closed = False
         _open_sessions.add(self)
+
+    def _make_memory(self, layout: Layout) -> Memory | NoMemory:
+        options, config = self.options, self._config
+        cache_options = CacheOptions(
+            options.n_seq_max,
+            options.kv_unified or options.n_seq_max == 1,
+            GGMLType[options.type_k.upper()],
+            GGMLType[options.type_v.upper()],
+            options.flash_attn,
+            self._arch.max_alibi_bias(config) > 0,
+            config.causal_attn,
+        )
+        if self._arch.cacheless:
+            return NoMemory(config, cache_options)
+        return Memory(
+            config,
+            cache_options,
+            size=self.n_ctx_seq,
+            n_ubatch=self.n_ubatch,
+            swa_full=options.swa_full,
+            device_of=lambda il: layout.layers[il],
+        )
 
     # ---------------------------------------------------------------------------------------------------- decoding
 
@@ -229,7 +247,7 @@ class Session:
                     self._decode([part], "rows")
                     return part.result()
                 self._check_one_micro_batch([part])
-                ubatch = self._micro_batch([part], [_Piece(0, 0, len(part.ids))])
+                ubatch = micro_batch([part], [Piece(0, 0, len(part.ids))])
                 placements = self._memory.place(ubatch)
                 if placements is None:
                     raise self._no_room([part])
@@ -239,12 +257,12 @@ class Session:
                 self._memory.trim(part.seq_id, 0)
                 self._tokens[part.seq_id].clear()
 
-    def _decode(self, parts: list[_Part], output: Output) -> None:
+    def _decode(self, parts: list[Part], output: Output) -> None:
         """Compute a batch, micro-batch by micro-batch."""
         if self._arch.cacheless or not self._config.causal_attn:
             self._check_one_micro_batch(parts)
-        plan = list(self._split(parts))
-        if len(plan) > 1 and not self._memory.fits([self._micro_batch(parts, pieces) for pieces in plan]):
+        plan = list(split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=self._n_stream > 1))
+        if len(plan) > 1 and not self._memory.fits([micro_batch(parts, pieces) for pieces in plan]):
             raise self._no_room(parts)
         for pieces in plan:
             try:
@@ -253,9 +271,9 @@ class Session:
                 self._forget_unfinished([part.seq_id for part in parts])
                 raise
 
-    def _advance(self, parts: list[_Part], pieces: list[_Piece], output: Output) -> None:
+    def _advance(self, parts: list[Part], pieces: list[Piece], output: Output) -> None:
         """Place one micro-batch, compute it, and note its tokens and rows."""
-        ubatch = self._micro_batch(parts, pieces)
+        ubatch = micro_batch(parts, pieces)
         placements = self._memory.place(ubatch)
         if placements is None:
             raise self._no_room(parts)
@@ -274,7 +292,7 @@ class Session:
         for seq_id in seq_ids:
             self._memory.trim(seq_id, len(self._tokens[seq_id]))
 
-    def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> _Part:
+    def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> Part:
         seq_id = self._seq(seq_id)
         ids = np.asarray(token_ids)
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
@@ -289,47 +307,21 @@ class Session:
             raise ContextLengthError(
                 f"sequence {seq_id} has {n_past} tokens; {len(ids)} more do not fit its context of {n_ctx}"
             )
-        rows, order = _wanted(wanted, len(ids))
+        rows, order = wanted_rows(wanted, len(ids))
         if self._arch.cacheless:  # every row is computed, as in llama.cpp
             rows, order = np.arange(len(ids)), rows if order is None else rows[order]
-        return _Part(seq_id, ids.astype(np.int32), n_past, rows, order)
+        return Part(seq_id, ids.astype(np.int32), n_past, rows, order)
 
-    def _check_one_micro_batch(self, parts: list[_Part]) -> None:
+    def _check_one_micro_batch(self, parts: list[Part]) -> None:
         n = sum(len(part.ids) for part in parts)
         if n > self.n_ubatch:
             raise ContextLengthError(
                 f"{n} tokens have to be computed together and do not fit a micro-batch of {self.n_ubatch} (n_ubatch)"
             )
 
-    def _no_room(self, parts: list[_Part]) -> ContextLengthError:
+    def _no_room(self, parts: list[Part]) -> ContextLengthError:
         n = sum(len(part.ids) for part in parts)
         return ContextLengthError(f"no room for {n} more tokens in the cache of {self.n_ctx} cells")
-
-    def _split(self, parts: list[_Part]) -> Iterator[list[_Piece]]:
-        """Cut a batch into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
-        whole = [_Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
-        if self._arch.cacheless or (len(parts) == 1 and len(parts[0].ids) <= self.n_ubatch):
-            yield whole
-            return
-        for pieces in _cut(whole, self.n_batch):
-            if self._n_stream == 1:
-                yield from _cut(pieces, self.n_ubatch)
-            else:
-                yield from _cut_evenly(pieces, [part.seq_id for part in parts], self.n_ubatch)
-
-    def _micro_batch(self, parts: list[_Part], pieces: list[_Piece]) -> MicroBatch:
-        tokens, positions, seqs, outs, start = [], [], [], [], 0
-        for piece in pieces:
-            part, n = parts[piece.part], piece.stop - piece.start
-            tokens.append(part.ids[piece.start : piece.stop])
-            first = part.n_past + piece.start
-            positions.append(np.arange(first, first + n, dtype=np.int32))
-            seqs.append(np.full(n, part.seq_id, np.int32))
-            outs.append(part.wanted_in(piece) - piece.start + start)
-            start += n
-        seq_ids = [parts[piece.part].seq_id for piece in pieces]
-        join = np.concatenate if len(pieces) > 1 else lambda arrays: arrays[0]
-        return MicroBatch(join(tokens), join(positions), seq_ids, join(seqs), join(outs).astype(np.int32))
 
     # ----------------------------------------------------------------------------------------------- one computation
 
@@ -341,7 +333,7 @@ class Session:
         if run is None or run.key != key:
             run = self._build(key, output, n_tokens, n_outputs, placements)
         run.tokens.set(ubatch.tokens)
-        run.positions.set(_planes(ubatch.positions, self._arch.n_planes(self._config)))
+        run.positions.set(_planes(ubatch.positions, self._n_planes))
         for tensor, values in run.derived:
             tensor.set(values(ubatch.positions))
         if run.out_ids is not None:
@@ -369,7 +361,7 @@ class Session:
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
-        positions = g.input(GGMLType.I32, n_tokens * self._arch.n_planes(self._config), name="inp_pos")
+        positions = g.input(GGMLType.I32, n_tokens * self._n_planes, name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
         pool = None
         if output == "mean":
@@ -503,93 +495,6 @@ def _stop_at_exit() -> None:
         if not session._lock.acquire(blocking=False):
             session._scheduler.cancel()
             session._lock.acquire(timeout=SECONDS_TO_STOP)
-
-
-@dataclass(slots=True)
-class _Part:
-    """What a batch asks of one sequence."""
-
-    seq_id: int
-    ids: IntArray
-    n_past: int
-    wanted: npt.NDArray[np.int64]  # indices into ids, ascending
-    order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
-    rows: FloatArray | None = None  # [n_wanted, n_vocab or n_embd], as far as they are known
-    n_rows: int = 0
-
-    def wanted_in(self, piece: _Piece) -> npt.NDArray[np.int64]:
-        if piece.start == 0 and piece.stop == len(self.ids):
-            return self.wanted
-        return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
-
-    def add(self, rows: FloatArray) -> None:
-        """Copy the next rows out of the memory that the next computation will overwrite."""
-        if len(rows) == len(self.wanted):
-            self.rows = rows.copy()
-            return
-        if self.rows is None:
-            self.rows = np.empty((len(self.wanted), rows.shape[1]), np.float32)
-        self.rows[self.n_rows : self.n_rows + len(rows)] = rows
-        self.n_rows += len(rows)
-
-    def result(self) -> FloatArray:
-        assert self.rows is not None
-        return self.rows if self.order is None else self.rows[self.order]
-
-
-class _Piece(NamedTuple):
-    """A run of one part's tokens: ids[start:stop]."""
-
-    part: int
-    start: int
-    stop: int
-
-
-def _wanted(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    if isinstance(wanted, str):
-        if wanted not in ("last", "all"):
-            raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
-        return np.arange(n - 1 if wanted == "last" else 0, n), None
-    indices = np.asarray(wanted)
-    if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
-        raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r:.60}')
-    ordered, order = np.unique(indices, return_inverse=True)
-    if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
-        raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
-    return ordered.astype(np.int64), order
-
-
-def _cut(pieces: list[_Piece], limit: int) -> Iterator[list[_Piece]]:
-    """Cut tokens into runs of at most `limit` (llama_batch_allocr::split_simple)."""
-    run: list[_Piece] = []
-    room = limit
-    for piece in pieces:
-        start = piece.start
-        while start < piece.stop:
-            n = min(room, piece.stop - start)
-            run.append(_Piece(piece.part, start, start + n))
-            start, room = start + n, room - n
-            if not room:
-                yield run
-                run, room = [], limit
-    if run:
-        yield run
-
-
-def _cut_evenly(pieces: list[_Piece], seq_ids: list[int], limit: int) -> Iterator[list[_Piece]]:
-    """Cut into equally many tokens of each of some neighbouring sequences (llama_batch_allocr::split_equal)."""
-    left = list(pieces)
-    while left:
-        chosen: list[_Piece] = []
-        for piece in left:
-            if not chosen or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
-                chosen.append(piece)
-                if len(chosen) > limit:
-                    break
-        n = min(max(1, limit // len(chosen)), *(piece.stop - piece.start for piece in chosen))
-        yield [_Piece(piece.part, piece.start, piece.start + n) for piece in chosen]
-        rest = {piece.part: _Piece(piece.part, piece.start + n, piece.stop) for piece in chosen}
-        left = [piece for old in left if (piece := rest.get(old.part, old)).start < piece.stop]
 
 
 def _pool(output: Output, n_tokens: int) -> npt.NDArray[Any]:

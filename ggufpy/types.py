@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufpy._ffi.lib import C, ffi
+from ggufpy._ffi.lib import C, ffi, text_of
 from ggufpy.errors import BuildError, GraphError
 from ggufpy.gguf import GGMLType
 
@@ -39,11 +39,7 @@ def _check_table() -> None:
     """Compare the committed table of types with the loaded ggml."""
     for kind in GGMLType:
         known = (kind.block_size, kind.type_size, kind.label)
-        loaded = (
-            C.ggml_blck_size(kind),
-            C.ggml_type_size(kind),
-            ffi.string(C.ggml_type_name(kind)).decode(),
-        )
+        loaded = (C.ggml_blck_size(kind), C.ggml_type_size(kind), text_of(C.ggml_type_name(kind)))
         if known != loaded:
             raise BuildError(f"type {int(kind)}: ggufpy knows it as {known}, the loaded ggml as {loaded}")
 

@@ -35,7 +35,7 @@ def test_the_same_call_writes_the_same_bytes(options: dict[str, Any], tmp_path: 
     paths = [write_tiny_model("llama", tmp_path / f"{i}.gguf", seed=i // 2, **options) for i in range(4)]
     raws = [path.read_bytes() for path in paths]
     assert raws[0] == raws[1] != raws[2] == raws[3]
-    assert len(raws[0]) < 4_000_000
+    assert len(raws[0]) < 5_000_000
 
 
 @pytest.mark.parametrize(("name", "label"), VARIANTS)
@@ -68,7 +68,8 @@ def test_every_tensor_moves_the_logits(name: str, label: str, tiny: Tiny) -> Non
             kept = tensor.get()
             tensor.set(-1.5 * kept)
             session.clear()
-            moved = np.square(rows(session) - expected).sum() / np.square(expected).sum()
+            change = (rows(session) - expected)[expected > -1e30]  # else the token is ruled out
+            moved = np.square(change).sum() / np.square(expected[expected > -1e30]).sum()
             tensor.set(kept)
             assert (moved > 1e-5) == (tensor_name != unused), tensor_name
         session.clear()

@@ -23,7 +23,7 @@ import _cffi_backend  # noqa: F401  # first, so that it is not opened with the f
 from ggufpy._ffi.cpu import FEATURES, features_found
 from ggufpy.errors import BackendError, BuildError
 
-__all__ = ["C", "build_info", "check_status", "ffi"]
+__all__ = ["C", "build_info", "check_status", "features_of", "ffi", "text_of"]
 
 _LIB = Path(__file__).resolve().parent.parent / "lib"
 _PREFIX = "libggufpy-ggml-"
@@ -55,7 +55,8 @@ ffi, C = _import_module()
 _record: dict[str, Any] = json.loads(ffi.string(C.ggufpy_build_record()))
 
 
-def _text(chars: Any) -> str:
+def text_of(chars: Any) -> str:
+    """Decode a C string; NULL is an empty one."""
     return str(ffi.string(chars).decode("utf-8", "replace")) if chars else ""
 
 
@@ -67,7 +68,7 @@ def _cpuid(leaf: int, subleaf: int) -> list[int]:
 
 def _check_build() -> None:
     """Refuse what would crash later: other libraries than the module was made with, or another CPU."""
-    version = _text(C.ggml_version())
+    version = text_of(C.ggml_version())
     if version != _record["ggml_version"]:
         raise BuildError(f"ggml libraries: expected version {_record['ggml_version']}, loaded {version}; install again")
     needed = _record["cpu_features"]
@@ -116,7 +117,7 @@ _fragments = _Fragments()
 
 @ffi.def_extern(onerror=lambda *_: None)  # type: ignore[untyped-decorator]  # an exception has nowhere to go in C
 def ggufpy_log(level: int, text: Any, _user_data: Any) -> None:
-    _fragments.add(level, _text(text))
+    _fragments.add(level, text_of(text))
 
 
 # --- backends ---
@@ -130,14 +131,14 @@ def _load(path: Path) -> bool:
     if library and C.ggml_backend_load(os.fsencode(path)):
         return True
     name = path.stem.removeprefix(_PREFIX)
-    _unavailable[name] = "does not start on this system" if library else _text(C.ggufpy_dlerror())
+    _unavailable[name] = "does not start on this system" if library else text_of(C.ggufpy_dlerror())
     _log.info("backend %s: %s", name, _unavailable[name])
     return False
 
 
 def _load_with_cublas(path: Path) -> Any:
     """Open a library that missed cuBLAS once more, after NVIDIA's wheel: beside an editable install it is elsewhere."""
-    if "libcublas" in _text(C.ggufpy_dlerror()):
+    if "libcublas" in text_of(C.ggufpy_dlerror()):
         for entry in sys.path:
             for cublas in Path(entry).glob("nvidia/*/lib/libcublas.so.*"):
                 C.ggufpy_dlopen(os.fsencode(cublas))
@@ -170,7 +171,16 @@ def _load_backends() -> None:
 def check_status(status: int, what: str) -> None:
     """Raise BackendError if `status` (an enum ggml_status) is not success; `what` says what was tried."""
     if status != C.GGML_STATUS_SUCCESS:
-        raise BackendError(f"{what}: {_text(C.ggml_status_to_string(status))}")
+        raise BackendError(f"{what}: {text_of(C.ggml_status_to_string(status))}")
+
+
+def features_of(reg: Any) -> dict[str, str]:
+    """Return what a backend says about itself (`ggml_backend_get_features`): {"OPENMP": "1", …}."""
+    features, feature = {}, C.ggufpy_reg_features(reg)
+    while feature and feature.name:
+        features[text_of(feature.name)] = text_of(feature.value)
+        feature += 1
+    return features
 
 
 def _backends() -> dict[str, dict[str, Any]]:
@@ -178,12 +188,8 @@ def _backends() -> dict[str, dict[str, Any]]:
     for i in range(C.ggml_backend_reg_count()):
         reg = C.ggml_backend_reg_get(i)
         devices = [C.ggml_backend_reg_dev_get(reg, k) for k in range(C.ggml_backend_reg_dev_count(reg))]
-        features, feature = {}, C.ggufpy_reg_features(reg)
-        while feature and feature.name:
-            features[_text(feature.name)] = _text(feature.value)
-            feature += 1
-        names = [_text(C.ggml_backend_dev_name(device)) for device in devices]
-        backends[_text(C.ggml_backend_reg_name(reg))] = {"devices": names, "features": features}
+        names = [text_of(C.ggml_backend_dev_name(device)) for device in devices]
+        backends[text_of(C.ggml_backend_reg_name(reg))] = {"devices": names, "features": features_of(reg)}
     return backends
 
 

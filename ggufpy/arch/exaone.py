@@ -12,6 +12,7 @@ from ggufpy.arch.tensors import TensorSpec
 __all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
 N_LAYER_32B = 64
+WINDOWED = {"n_layer": N_LAYER_32B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1, "n_swa": 16}
 
 
 class Exaone(Decoder):
@@ -37,7 +38,13 @@ class Exaone4(Decoder):
     rope_factors = "freqs"
     qk_norm = "head"
     ffn_scale = False
-    tiny_variants = {"window": {"n_layer": 64, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1, "n_swa": 16}}
+    tiny_variants = {
+        "window": WINDOWED,
+        "window-array": WINDOWED | {"swa_pattern": [il % 3 == 0 for il in range(N_LAYER_32B)]},
+        "window-scaled": WINDOWED | {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
+        "window-no-scaling": None,
+        "window-pattern": None,
+    }
 
     @classmethod
     def adjust(cls, c: Config) -> Config:

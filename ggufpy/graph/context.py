@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
-from ggufpy._ffi.lib import C, ffi
-from ggufpy.backend import Buffer, Lifetime, Scheduler
+from ggufpy._ffi.lib import C, ffi, text_of
+from ggufpy.backend import Buffer, Lifetime, Owner, Scheduler
 from ggufpy.errors import ClosedError, GraphError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph.tensor import INDEX, LEAF, MAX_ELEMENTS, MAX_TENSORS, ROWS, TYPES, WRITTEN, Tensor, refused
@@ -19,18 +18,24 @@ MAX_HOLES = 250  # MAX_FREE_BLOCKS of ggml-alloc.c, less a few
 _allocate = ffi.new_allocator(should_clear_after_alloc=False)
 
 
-class ContextBase:
+def _metadata_context(nbytes: int) -> tuple[Any, Any, Any]:
+    """Make a ggml context for `nbytes` of metadata; return it, where its memory starts, and the owner of that.
+
+    The memory is Python's: ggml aborts where it gets none.
+    """
+    memory = _allocate("char[]", nbytes + 16)
+    start = memory + -int(ffi.cast("uintptr_t", memory)) % 16
+    params = ffi.new("struct ggml_init_params *", {"mem_size": nbytes, "mem_buffer": start, "no_alloc": True})
+    return ffi.gc(C.ggml_init(params[0]), C.ggml_free), start, memory
+
+
+class ContextBase(Owner):
     """Room for tensors, the checks that all operations share, and what has to stay alive for them."""
 
     def __init__(self, n_tensors: int) -> None:
         if not 0 < n_tensors <= MAX_TENSORS:
             raise GraphError(f"a context holds 1 to {MAX_TENSORS} tensors, not {n_tensors}")
-        size = n_tensors * C.ggml_tensor_overhead() + 64
-        memory = _allocate("char[]", size + 16)
-        aligned = memory + -int(ffi.cast("uintptr_t", memory)) % 16
-        params = ffi.new("struct ggml_init_params *", {"mem_size": size, "mem_buffer": aligned, "no_alloc": True})
-        self._ptr: Any = ffi.gc(C.ggml_init(params[0]), C.ggml_free)
-        self._memory = aligned
+        self._ptr, self._memory, memory = _metadata_context(n_tensors * C.ggml_tensor_overhead() + 64)
         self._metadata = (self._ptr, memory)
         self._life = Lifetime(*self._metadata)
         self._capacity = n_tensors
@@ -43,14 +48,6 @@ class ContextBase:
         self._indices: dict[Any, int] = {}
         self._scheduler: Scheduler | None = None
         self._generation = 0
-
-    def __enter__(self) -> ContextBase:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the context up. Its tensors cannot be used any more."""
@@ -218,17 +215,12 @@ class Graph:
 
     def __init__(self, ctx: ContextBase, size: int | None = None) -> None:
         """Make an empty graph with room for `size` nodes and as many leaves; by default for all the context has."""
-        if ctx._ptr is None:
-            raise ClosedError("the context is closed")
+        ctx._open()
         self.size = 2 * ctx._capacity + 1024 if size is None else size
         if not 0 < self.size <= 4 * MAX_TENSORS:
             raise GraphError(f"a graph holds 1 to {4 * MAX_TENSORS} nodes, not {self.size}")
         self.ctx = ctx
-        nbytes = C.ggml_graph_overhead_custom(self.size, False) + 64
-        memory = _allocate("char[]", nbytes + 16)
-        aligned = memory + -int(ffi.cast("uintptr_t", memory)) % 16
-        params = ffi.new("struct ggml_init_params *", {"mem_size": nbytes, "mem_buffer": aligned, "no_alloc": True})
-        holder = ffi.gc(C.ggml_init(params[0]), C.ggml_free)
+        holder, _, memory = _metadata_context(C.ggml_graph_overhead_custom(self.size, False) + 64)
         self.ptr = C.ggml_new_graph_custom(holder, self.size, False)
         self._life = Lifetime(holder, memory)
 
@@ -247,8 +239,7 @@ class Graph:
     def _allocatable(self, n_nodes: int) -> None:
         """Check that a scheduler for `n_nodes` nodes and as many leaves can take the graph."""
         ctx = self.ctx
-        if ctx._ptr is None:
-            raise ClosedError("the graph's context is closed")
+        ctx._open()
         if ctx._scheduler is not None:
             raise GraphError("a graph of this context was allocated before: build it again in a new context")
         if not len(self):
@@ -274,9 +265,9 @@ class Graph:
     @property
     def names(self) -> list[str]:
         """List the names of the nodes in order."""
-        return [ffi.string(C.ggml_graph_node(self.ptr, i).name).decode("utf-8", "replace") for i in range(len(self))]
+        return [text_of(C.ggml_graph_node(self.ptr, i).name) for i in range(len(self))]
 
     @property
     def ops(self) -> list[str]:
         """List the operations of the nodes in order (`ggml_op_desc`)."""
-        return [ffi.string(C.ggml_op_desc(C.ggml_graph_node(self.ptr, i))).decode() for i in range(len(self))]
+        return [text_of(C.ggml_op_desc(C.ggml_graph_node(self.ptr, i))) for i in range(len(self))]

@@ -97,10 +97,8 @@ class Operations(ContextBase):
     def scale(self, a: Tensor, s: float) -> Tensor:
         """Multiply by the number `s`."""
         limit = None
-        if (
-            a.limit is not None and 0 <= s <= 1
-        ):  # numbers that came from argsort stay within what f32 makes of the largest
-            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1  # rounding keeps the order
+        if a.limit is not None and 0 <= s <= 1:  # rounding keeps the order, so the largest stays the largest
+            limit = int(np.float32(a.limit - 1) * np.float32(s)) + 1
         self._scalable("scale", a)
         return self._contiguous("scale", C.ggml_scale, (F32, BF16), a, s, limit=limit)
 

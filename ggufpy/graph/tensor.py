@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggufpy._ffi.lib import C, ffi
+from ggufpy._ffi.lib import C, ffi, text_of
 from ggufpy.backend import Buffer
 from ggufpy.errors import ClosedError, GraphError
 from ggufpy.gguf import GGMLType
@@ -89,7 +89,7 @@ class Tensor:
     @property
     def name(self) -> str:
         """Give the name (`ggml_get_name`); assigning sets it, at most 63 bytes of UTF-8."""
-        return str(ffi.string(C.ggml_get_name(self.ptr)).decode("utf-8", "replace"))
+        return text_of(C.ggml_get_name(self.ptr))
 
     @name.setter
     def name(self, name: str) -> None:
@@ -101,7 +101,7 @@ class Tensor:
     @property
     def op(self) -> str:
         """Name the operation that makes the tensor (`ggml_op_desc`), `NONE` for a leaf."""
-        return str(ffi.string(C.ggml_op_desc(self.ptr)).decode())
+        return text_of(C.ggml_op_desc(self.ptr))
 
     @property
     def n_dims(self) -> int:

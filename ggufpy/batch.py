@@ -1,0 +1,155 @@
+"""What one call asks for, and how its tokens are cut into micro-batches, with llama.cpp's rules: they decide bits.
+
+This file knows neither models nor caches; arrays are NumPy's. A `Part` is what a call asks of one sequence, a `Piece` a
+run of a part's tokens, a `MicroBatch` the pieces that are computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FloatArray", "IntArray", "MicroBatch", "Part", "Piece", "Wanted", "micro_batch", "split", "wanted_rows"]
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+Wanted = Literal["last", "all"] | Sequence[int]
+"""Which tokens' logits are wanted: of the last one, of all, or of those with these indices."""
+
+
+class Piece(NamedTuple):
+    """A run of one part's tokens: ids[start:stop]."""
+
+    part: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Part:
+    """What a call asks of one sequence, and the rows it gets."""
+
+    seq_id: int
+    ids: IntArray
+    n_past: int
+    wanted: npt.NDArray[np.int64]  # indices into ids, ascending
+    order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
+    rows: FloatArray | None = None  # [n_wanted, n_vocab or n_embd], as far as they are known
+    n_rows: int = 0
+
+    def wanted_in(self, piece: Piece) -> npt.NDArray[np.int64]:
+        """Return the wanted indices that lie in a piece."""
+        if piece.start == 0 and piece.stop == len(self.ids):
+            return self.wanted
+        return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
+
+    def add(self, rows: FloatArray) -> None:
+        """Copy the next rows out of the memory that the next computation will overwrite."""
+        if len(rows) == len(self.wanted):
+            self.rows = rows.copy()
+            return
+        if self.rows is None:
+            self.rows = np.empty((len(self.wanted), rows.shape[1]), np.float32)
+        self.rows[self.n_rows : self.n_rows + len(rows)] = rows
+        self.n_rows += len(rows)
+
+    def result(self) -> FloatArray:
+        """Return the rows as the caller listed them."""
+        assert self.rows is not None
+        return self.rows if self.order is None else self.rows[self.order]
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Tokens that are computed together: all of the first sequence, then all of the second, and so on."""
+
+    tokens: IntArray  # [n_tokens]
+    positions: IntArray  # [n_tokens]
+    seq_ids: list[int]  # in the order of their tokens, equally many tokens each unless the cache is unified
+    seq_of_token: IntArray  # [n_tokens]
+    out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
+
+
+def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return the indices of the wanted tokens of n, ascending, and how the caller listed them if that differs.
+
+    Raises ValueError for indices that are not different numbers from 0 to n - 1.
+    """
+    if isinstance(wanted, str):
+        if wanted not in ("last", "all"):
+            raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
+        return np.arange(n - 1 if wanted == "last" else 0, n), None
+    indices = np.asarray(wanted)
+    if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
+        raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r:.60}')
+    ordered, order = np.unique(indices, return_inverse=True)
+    if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
+        raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
+    return ordered.astype(np.int64), order
+
+
+def split(parts: Sequence[Part], *, n_batch: int, n_ubatch: int, evenly: bool) -> Iterator[list[Piece]]:
+    """Cut a call into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
+    whole = [Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
+    if len(parts) == 1 and len(parts[0].ids) <= n_ubatch:
+        yield whole
+        return
+    for pieces in _cut(whole, n_batch):
+        if evenly:
+            yield from _cut_evenly(pieces, [part.seq_id for part in parts], n_ubatch)
+        else:
+            yield from _cut(pieces, n_ubatch)
+
+
+def _cut(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
+    """Cut tokens into runs of at most `limit` (llama_batch_allocr::split_simple)."""
+    run: list[Piece] = []
+    room = limit
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            n = min(room, piece.stop - start)
+            run.append(Piece(piece.part, start, start + n))
+            start, room = start + n, room - n
+            if not room:
+                yield run
+                run, room = [], limit
+    if run:
+        yield run
+
+
+def _cut_evenly(pieces: list[Piece], seq_ids: list[int], limit: int) -> Iterator[list[Piece]]:
+    """Cut into equally many tokens of each of some neighbouring sequences (llama_batch_allocr::split_equal)."""
+    left = list(pieces)
+    while left:
+        chosen: list[Piece] = []
+        for piece in left:
+            if not chosen or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
+                chosen.append(piece)
+                if len(chosen) > limit:
+                    break
+        n = min(max(1, limit // len(chosen)), *(piece.stop - piece.start for piece in chosen))
+        yield [Piece(piece.part, piece.start, piece.start + n) for piece in chosen]
+        rest = {piece.part: Piece(piece.part, piece.start + n, piece.stop) for piece in chosen}
+        left = [piece for old in left if (piece := rest.get(old.part, old)).start < piece.stop]
+
+
+def micro_batch(parts: Sequence[Part], pieces: Sequence[Piece]) -> MicroBatch:
+    """Put the pieces one behind the other."""
+    tokens, positions, seqs, outs, start = [], [], [], [], 0
+    for piece in pieces:
+        part, n = parts[piece.part], piece.stop - piece.start
+        tokens.append(part.ids[piece.start : piece.stop])
+        first = part.n_past + piece.start
+        positions.append(np.arange(first, first + n, dtype=np.int32))
+        seqs.append(np.full(n, part.seq_id, np.int32))
+        outs.append(part.wanted_in(piece) - piece.start + start)
+        start += n
+    seq_ids = [parts[piece.part].seq_id for piece in pieces]
+    join = np.concatenate if len(pieces) > 1 else lambda arrays: arrays[0]
+    return MicroBatch(join(tokens), join(positions), seq_ids, join(seqs), join(outs).astype(np.int32))
