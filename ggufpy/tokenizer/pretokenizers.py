@@ -100,13 +100,18 @@ _YOUTU_SCRIPTS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Describe one pre-tokenizer. `stages` is empty while ggufpy knows the name but cannot cut text its way yet."""
+    """Describe one pre-tokenizer."""
 
-    stages: tuple[_Stage, ...] = ()
+    stages: tuple[_Stage, ...]
     ignore_merges: bool = False  # a word that is a token is not taken apart and merged again
     add_bos: bool = False  # when the file does not say
     bos_by_default: bool = True  # False: no bos token unless the file names one
     clean_spaces: bool = True  # decoding drops the spaces before punctuation and contractions
+    raw: bool = False  # words are spelled with their own characters, not byte by byte
+    escapes_spaces: bool = False  # and spaces as U+2581
+    newlines_are_whole: bool = False  # a word of newlines that is a token is not merged
+    always_bos: bool = False  # whatever the file says
+    lowercase: bool = True  # when the file does not say, and of use to WhitespaceBPE only
 
 
 _gpt2 = PreTokenizer((_GPT2,))
@@ -187,7 +192,11 @@ _MEANINGS = {
     "poro-chat": _exact(_BLOOM),
     "bloom gpt3-finnish": PreTokenizer((_BLOOM,)),
     "viking": _exact(_BLOOM, r"[\p{N}]"),
-    "gemma4 granite-embed-multi-311m sarvam-moe whitespace": PreTokenizer(),
+    "gemma4 granite-embed-multi-311m": PreTokenizer(
+        (_NEWLINES,), raw=True, escapes_spaces=True, newlines_are_whole=True, always_bos=True
+    ),
+    "sarvam-moe": _exact(_NEWLINES, raw=True, escapes_spaces=True),
+    "whitespace": PreTokenizer((r"\S+",), raw=True, lowercase=False),
 }  # fmt: skip
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _MEANINGS.items() for name in names.split()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer.merging import Merger
@@ -20,7 +20,7 @@ from ggufpy.tokenizer.utf8 import units
 from ggufpy.tokenizer.vocab import Vocabulary
 from ggufpy.tokenizer.words import Words
 
-__all__ = ["SPACE", "SentencePieceBPE", "with_spaces"]
+__all__ = ["SPACE", "SentencePieceBPE", "cutter", "with_spaces"]
 
 SPACE = "\u2581"
 _SPACE_BYTES = SPACE.encode()
@@ -35,7 +35,7 @@ class SentencePieceBPE:
         self._prefix = SPACE if vocab.add_space_prefix else ""
         self._merger = Merger(vocab.id_of, [-score for score in vocab.scores] + [math.inf])
         self._words = Words(self._encode_word)
-        self._cut = _cutter(vocab.texts)
+        self._cut = cutter(vocab.texts)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text between special tokens, or between one and an end of the whole text."""
@@ -72,7 +72,7 @@ def with_spaces(token: bytes) -> bytes:
     return token.replace(_SPACE_BYTES, b" ")
 
 
-def _cutter(tokens: list[bytes]) -> Callable[[str], list[str]]:
+def cutter(tokens: Iterable[bytes]) -> Callable[[str], list[str]]:
     """Make a function that cuts a text before spaces, but for those that some token has inside, after another char."""
     inner = "".join(token.decode("utf-8", "replace") for token in tokens if token.rfind(_SPACE_BYTES) > 0)
     before = re.escape("".join(sorted(set(re.findall(f"[^{SPACE}](?={SPACE})", inner)))))

@@ -15,7 +15,7 @@ from ggufpy.errors import TemplateError, TokenizerError
 from ggufpy.gguf import GGUFFile
 from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
 from ggufpy.tokenizer.families import Encoder, encoder, reader
-from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
+from ggufpy.tokenizer.vocab import Vocabulary
 
 __all__ = ["Tokenizer"]
 
@@ -118,20 +118,19 @@ class Tokenizer:
 
     def _encode(self, text: str, shadow: str, add_special: bool, parse_special: bool) -> list[int]:
         model = self._family()
-        ids = [self._required("bos")] if add_special and self.add_bos else []
+        before, after = self._vocab.around if add_special else ([], [])
+        ids = list(map(self._required, before))
         for part in self._vocab.split_specials(text, shadow, parse_special=parse_special):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += model.encode(part)
-        if add_special and self.add_eos:
-            ids.append(self._required("eos"))
-        return ids
+        return ids + list(map(self._required, after))
 
     def _required(self, role: str) -> int:
         id = self._vocab.given_ids.get(role)
         if id is None:
-            raise TokenizerError(f"tokenizer.ggml.add_{role}_token is set, but the file has no {role}_token_id")
+            raise TokenizerError(f"a text begins or ends with the {role} token, but the file has no {role}_token_id")
         return id
 
     def _family(self) -> Encoder:
@@ -178,12 +177,7 @@ class Tokenizer:
     def _piece_of(self, id: int) -> bytes:
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"token {id}: expected an id from 0 to {self.n_vocab - 1}")
-        token, attr = self._vocab.texts[id], self._vocab.attr(id)
-        if attr & (TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED):
-            return token
-        if attr & TokenAttr.NORMAL:
-            return reader(self._vocab)(token)
-        return bytes([int(token[3:5], 16)]) if attr & TokenAttr.BYTE else b""
+        return reader(self._vocab)(self._vocab.texts[id], self._vocab.attr(id))
 
     # -- chat ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +227,7 @@ class Tokenizer:
         guarded = [special.text for special in self._vocab.specials if special.guarded]
         text, shadow = render_guarded(template, messages, guarded, tokens=tokens, **variables)
         ids = self._encode(_checked(text), shadow, add_special=False, parse_special=True)
-        if self.add_bos and ids[:1] != [self.bos_token_id]:
+        if "bos" in self._vocab.around[0] and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self._required("bos"))
         return ids
 

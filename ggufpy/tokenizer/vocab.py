@@ -26,6 +26,7 @@ __all__ = ["SpecialToken", "TokenAttr", "Vocabulary"]
 _log = logging.getLogger("ggufpy.tokenizer")
 
 _BYTE_TOKEN = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
+_DNA_MARK = "\ue000".encode()  # in the name of a token for bases, which may also be a word
 _C_SPACES = " \t\n\v\f\r"
 _PREFIX = 4  # special tokens that share so many characters are looked for together
 
@@ -163,10 +164,14 @@ class Vocabulary:
         if facts.has_merges and self.pre_name != "kimi-k2" and self._array("merges", "str") is None:
             raise TokenizerError("tokenizer.ggml.merges is missing, and this vocabulary merges by it")
         self._given_ids = self._read_ids(facts.ids)
-        self.add_bos = self._flag("add_bos_token", self.pre.add_bos if self.pre and self.pre.add_bos else facts.add_bos)
+        self.add_bos = self._flag("add_bos_token", facts.add_bos or bool(self.pre and self.pre.add_bos))
+        self.add_bos = self.add_bos or bool(self.pre and self.pre.always_bos)
         self.add_eos = self._flag("add_eos_token", facts.add_eos)
         self.add_space_prefix = self._flag("add_space_prefix", facts.add_space_prefix)
         self.clean_spaces = self.pre.clean_spaces if self.pre else facts.clean_spaces
+        self.remove_extra_whitespaces = self._flag("remove_extra_whitespaces", False)
+        self.lowercase = self._flag("normalizer.lowercase", self.pre.lowercase if self.pre else True)
+        self.strip_accents = self._flag("normalizer.strip_accents", self.lowercase)
         self._check_byte_tokens()
 
     # -- reading and checking ------------------------------------------------------------------------------------
@@ -259,7 +264,15 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """The tokens as they are in the file."""
+        """The tokens as they are shown: as in the file, but for the mark of DNA."""
+        if self.model != "hybriddna" or b"<oov>" not in self.id_of:
+            return self._names_in_file
+        first = self.id_of[b"<oov>"] + 1
+        names = self._names_in_file
+        return names[:first] + [name if name == _DNA_MARK else name.removesuffix(_DNA_MARK) for name in names[first:]]
+
+    @cached_property
+    def _names_in_file(self) -> list[bytes]:
         if self.model in ("no_vocab", "none"):
             return [b""] * self.size
         texts = _bytes_listed(self._array("tokens", "str"), "tokenizer.ggml.tokens")
@@ -270,13 +283,25 @@ class Vocabulary:
     @cached_property
     def id_of(self) -> dict[bytes, int]:
         """The id of each token."""
-        ids = dict(zip(self.texts, range(self.size), strict=True))
+        names = self._names_in_file
+        ids = dict(zip(names, range(self.size), strict=True))
         if len(ids) != self.size and self.model not in ("no_vocab", "none"):
-            twin = next(id for id, text in enumerate(self.texts) if ids[text] != id)
+            twin = next(id for id, name in enumerate(names) if ids[name] != id)
             raise TokenizerError(
-                f"tokenizer.ggml.tokens: tokens {twin} and {ids[self.texts[twin]]} are both {self.texts[twin][:40]!r}"
+                f"tokenizer.ggml.tokens: tokens {twin} and {ids[names[twin]]} are both {names[twin][:40]!r}"
             )
         return ids
+
+    @cached_property
+    def charsmap(self) -> bytes:
+        """The precompiled character map of a unigram vocabulary; empty when the file has none."""
+        data = self._array("precompiled_charsmap", "u8", "i8")
+        if data is None:
+            return b""
+        try:
+            return bytes(value & 0xFF for value in _listed(data))
+        except TypeError:
+            raise TokenizerError("tokenizer.ggml.precompiled_charsmap: expected bytes, found other items") from None
 
     @cached_property
     def merges(self) -> list[bytes]:
@@ -294,6 +319,11 @@ class Vocabulary:
             return array("f", _listed(scores)[: self.size]).tolist()
         except TypeError:
             raise TokenizerError("tokenizer.ggml.scores: expected numbers, found other items in it") from None
+
+    @property
+    def attrs(self) -> list[TokenAttr]:
+        """The kinds of all tokens, after llama.cpp's overrides."""
+        return list(map(self.attr, range(self.size)))
 
     def attr(self, id: int) -> TokenAttr:
         """Give the kind of a token, after llama.cpp's overrides."""
@@ -342,6 +372,15 @@ class Vocabulary:
         if b"</s>" in ends and (b"<|tool_response>" in ends or b"<|plamo:eos|>" in ends):
             eog.discard(ends[b"</s>"])
             attrs[ends[b"</s>"]] = TokenAttr.NORMAL
+
+    @property
+    def around(self) -> tuple[list[str], list[str]]:
+        """The roles of the tokens that a text begins and ends with, in their order."""
+        if self.model == "bert":
+            return ["bos"], ["sep"]
+        if self.model in ("rwkv", "plamo2"):  # llama.cpp adds none, whatever the file says
+            return [], []
+        return ["bos"] * self.add_bos, ["eos"] * self.add_eos
 
     @property
     def ids(self) -> Mapping[str, int]:
