@@ -69,7 +69,9 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
     n_head = _shape(declaration)["n_head"]
-    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
+    found: dict[str, dict[str, Any]] = {"plain": {}}
+    if declaration.grouped:
+        found |= {"no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
     if declaration.logits and declaration.tie is None:
         found["separate-output"] = {"tied": False}
     if "bias" in optional or declaration.head_bias is None:

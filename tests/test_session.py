@@ -724,6 +724,24 @@ def test_an_interrupt_between_placing_and_computing_is_undone(llama: Model, monk
         assert same(other.decode([4, 5]), session.decode([4, 5]))
 
 
+@pytest.mark.parametrize("pooling", [None, "mean"])
+def test_a_stopped_embedding_leaves_its_sequence_empty(
+    pooling: Any, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be asked for again, and its neighbour has noticed nothing."""
+    with llama.session(**SMALL, n_seq_max=2) as session, llama.session(**SMALL, n_seq_max=2) as other:
+        for each in (session, other):
+            each.decode(ids(5))
+        expected = other.embed(ids(9), seq_id=1, pooling=pooling)
+        monkeypatch.setattr(session._scheduler, "compute", Stop(session, 1, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            session.embed(ids(9), seq_id=1, pooling=pooling)
+        monkeypatch.undo()
+        assert (5, 0) == (session.n_past(0), session.n_past(1))
+        assert same(expected, session.embed(ids(9), seq_id=1, pooling=pooling))
+        assert same(other.decode([3]), session.decode([3]))
+
+
 def test_a_cancelled_computation_is_a_typed_error(llama: Model) -> None:
     """What ggml's abort callback stops can be decoded again."""
     with llama.session(**SMALL) as session:
@@ -768,7 +786,8 @@ def test_a_closed_session_refuses_everything_but_closing(llama: Model) -> None:
     session.close()
     calls: list[Callable[[], object]] = [
         lambda: session.decode([1]), lambda: session.decode_batch([(0, [1], "last")]), session.n_past, session.tokens,
-        lambda: session.trim(0, 0), lambda: session.fork(0, 0), session.clear, session.__enter__,
+        lambda: session.trim(0, 0), lambda: session.fork(0, 0), lambda: session.embed([1]), session.clear,
+        session.__enter__,
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(ClosedError, match="the session is closed"):

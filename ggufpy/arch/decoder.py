@@ -175,6 +175,8 @@ class Decoder:
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     split_heads: ClassVar[bool] = False
     """A head's values may be of another width than its keys."""
+    grouped: ClassVar[bool] = True
+    """Heads of queries may share one of keys and values."""
     headless: ClassVar[bool] = False
     """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
@@ -255,6 +257,8 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        if not cls.grouped and c.n_head_kv != c.n_head:
+            yield f"attention.head_count_kv: expected {c.n_head[0]} (head_count), found {c.n_head_kv[0]}"
         for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
             if not cls.headless and not all(heads):
                 yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
