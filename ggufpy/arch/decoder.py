@@ -765,7 +765,7 @@ class Decoder:
     @classmethod
     def attention_scale(cls, c: Config) -> float:
         """Return what scores (or queries) are multiplied by."""
-        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_v)
+        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_k)
 
     @classmethod
     def max_alibi_bias(cls, c: Config) -> float:
