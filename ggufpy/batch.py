@@ -129,8 +129,7 @@ def _cut(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
 
 
 def _cut_evenly(pieces: list[Piece], seq_ids: list[int] | None, limit: int) -> Iterator[list[Piece]]:
-    """Cut into equally many tokens of each of some sequences, neighbours if numbered (llama_batch_allocr::split_equal).
-    """
+    """Cut into equally many tokens of some sequences, neighbours if numbered (llama_batch_allocr::split_equal)."""
     left = list(pieces)
     while left:
         chosen: list[Piece] = []
