@@ -211,8 +211,9 @@ class Session:
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]]) -> list[FloatArray]:
         """Append tokens to several sequences at once; returns each one's logits as `decode` does, in this order.
 
-        Micro-batches are cut as llama.cpp cuts them. A failure in the middle (BackendError) leaves those already
-        computed in place; `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
+        Micro-batches are cut as llama.cpp cuts them. Raises as `decode` does, and UnsupportedArchitectureError for
+        models without logits. A failure in the middle (BackendError) leaves micro-batches already computed in place;
+        `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
         """
         items = list(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
