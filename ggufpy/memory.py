@@ -1,13 +1,13 @@
 """The KV cache: where each token's keys and values lie, and the graph inputs that say so. Or none, for encoders.
 
 This file owns the tensors of keys and values, streams, sequences, and what layers with a window keep; which cell a
-token gets is cells.py's. It does not know models, tokens' meaning or who runs the graph. Shapes in comments are in ggml
-order.
+token gets is cells.py's, what recurrent layers keep is states.py's. It does not know models, tokens' meaning or who
+runs the graph. Shapes in comments are in ggml order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from ggufpy.cells import BoolArray, Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.states import Rows, StateCache, StateInputs
 
-__all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Placement"]
+__all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
 
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
@@ -118,6 +119,48 @@ class KVCache:
             placement.n_kv = max(placement.n_kv, min(self.size, used))
             start += len(found)
 
+    def snapshot(self) -> list[Cells]:
+        """Return who has which cell, to `restore` it."""
+        return [cells.copy() for cells in self.cells]
+
+    def restore(self, before: list[Cells]) -> None:
+        """Go back to what `snapshot` returned, if nothing was computed since."""
+        self.cells = before
+
+    def inputs(self, g: Context, placement: Placement, n_tokens: int) -> KVInputs:
+        """Make the inputs of a graph for micro-batches of a shape."""
+        return KVInputs(g, self, placement, n_tokens, "_swa" if self.window else "")
+
+    def check_trim(self, seq_id: int, n: int) -> None:
+        """Raise ContextLengthError where the first n positions' continuation would look at cells that are lost."""
+        stream, row = self.stream_row(seq_id)
+        cells = self.cells[stream]
+        needed = max(0, self.window.first(n)) if self.window else 0
+        if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
+            raise ContextLengthError(
+                f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "
+                f"{needed} on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
+            )
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep a sequence's first n positions."""
+        stream, row = self.stream_row(seq_id)
+        self.cells[stream].remove(row, n, 2**31 - 1)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for cells in self.cells:
+            cells.clear()
+
+    def fork(self, src: int, dst: int) -> None:
+        """Let two sequences share cells in a unified cache; otherwise copy the data."""
+        (s0, r0), (s1, r1) = self.stream_row(src), self.stream_row(dst)
+        if s0 != s1:
+            self.copy_stream(s0, s1)
+        else:
+            self.cells[s1].remove(r1, 0, 2**31 - 1)
+            self.cells[s1].has[r1] = self.cells[s0].has[r0]
+
     def copy_stream(self, src: int, dst: int) -> None:
         """Copy one stream's cells and data to another."""
         self.cells[dst] = self.cells[src].copy()
@@ -151,6 +194,11 @@ class KVInputs:
         self.mask = g.input(mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}")
         self.k_rot = self._rotation(cache.k_rot, f"attn_inp_k_rot{name}")
         self.v_rot = self._rotation(cache.v_rot, f"attn_inp_v_rot{name}")
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The inputs that need memory even where no node uses them."""
+        return (self.mask,)
 
     def _rotation(self, matrix: npt.NDArray[np.float32] | None, name: str) -> Tensor | None:
         return None if matrix is None else self.g.input(GGMLType.F32, *matrix.shape, name=name)
@@ -244,7 +292,7 @@ def attention_mask(seen: BoolArray, bias: npt.NDArray[np.float32] | None, flash_
 
 
 class Memory:
-    """All caches of a session: one, or one for the layers that see everything and one for those with a window."""
+    """All that a session keeps: a cache for the layers that see everything, one for those with a window, states."""
 
     def __init__(
         self,
@@ -254,11 +302,12 @@ class Memory:
         size: int,
         n_ubatch: int,
         swa_full: bool,
+        states: Mapping[int, Mapping[str, int]],
         device_of: Callable[[int], Device],
     ) -> None:
         full = [il for il, n in enumerate(config.n_head_kv) if n and not config.is_swa[il]]
         windowed = [il for il, n in enumerate(config.n_head_kv) if n and config.is_swa[il]]
-        self.caches: list[KVCache] = []
+        self.caches: list[KVCache | StateCache] = []
         self.cache_of_layer: dict[int, int] = {}
         size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch
         size_swa = size if swa_full else -(-min(size, size_swa) // N_KV_PAD) * N_KV_PAD
@@ -267,68 +316,55 @@ class Memory:
             if layers:
                 self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
                 self.caches.append(KVCache(config, layers, options, size=n, window=seen, device_of=device_of))
+        if states:
+            n_stream = 1 if options.unified else options.n_seq_max
+            self.caches.append(StateCache(states, n_seq_max=options.n_seq_max, n_stream=n_stream, device_of=device_of))
 
     def close(self) -> None:
         """Free all caches."""
         for cache in self.caches:
             cache.close()
 
-    def place(self, ubatch: MicroBatch) -> list[Placement] | None:
+    def place(self, ubatch: MicroBatch) -> list[Place] | None:
         """Place a micro-batch in every cache, or in none (None) where one of them has no room."""
         found = [cache.find(ubatch) for cache in self.caches]
         placements = [placement for placement in found if placement is not None]
         if len(placements) < len(found):
             return None
         for cache, placement in zip(self.caches, placements, strict=True):
-            cache.take(ubatch, placement)
+            cache.take(ubatch, placement)  # type: ignore[arg-type]  # each found its own
         return placements
 
-    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[KVInputs]:
+    def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CacheInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
-        return [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
-            for cache, placement in zip(self.caches, placements, strict=True)
-        ]
+        pairs = zip(self.caches, placements, strict=True)
+        return [cache.inputs(g, placement, n_tokens) for cache, placement in pairs]  # type: ignore[arg-type]
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
-        before = [[cells.copy() for cells in cache.cells] for cache in self.caches]
+        before = [cache.snapshot() for cache in self.caches]
         try:
             return all(self.place(ubatch) is not None for ubatch in ubatches)
         finally:
-            for cache, cells in zip(self.caches, before, strict=True):
-                cache.cells = cells
+            for cache, then in zip(self.caches, before, strict=True):
+                cache.restore(then)  # type: ignore[arg-type]
 
     def trim(self, seq_id: int, n: int) -> None:
-        """Keep a sequence's first n positions. ContextLengthError where a window's cache has lost what that needs."""
+        """Keep a sequence's first n positions. ContextLengthError, with nothing changed, where one cache cannot."""
         for cache in self.caches:
-            stream, row = cache.stream_row(seq_id)
-            cells = cache.cells[stream]
-            needed = max(0, cache.window.first(n)) if cache.window else 0
-            if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
-                raise ContextLengthError(
-                    f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "
-                    f"{needed} on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
-                )
+            cache.check_trim(seq_id, n)
         for cache in self.caches:
-            stream, row = cache.stream_row(seq_id)
-            cache.cells[stream].remove(row, n, 2**31 - 1)
+            cache.trim(seq_id, n)
 
     def clear(self) -> None:
         """Forget all sequences."""
         for cache in self.caches:
-            for cells in cache.cells:
-                cells.clear()
+            cache.clear()
 
     def fork(self, src: int, dst: int) -> None:
-        """Make sequence dst a copy of src. In a unified cache the two share cells; otherwise the data is copied."""
+        """Make sequence dst a copy of src."""
         for cache in self.caches:
-            (s0, r0), (s1, r1) = cache.stream_row(src), cache.stream_row(dst)
-            if s0 != s1:
-                cache.copy_stream(s0, s1)
-            else:
-                cache.cells[s1].remove(r1, 0, 2**31 - 1)
-                cache.cells[s1].has[r1] = cache.cells[s0].has[r0]
+            cache.fork(src, dst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +391,11 @@ class CallInputs:
         self.v_rot: Tensor | None = None
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The inputs that need memory even where no node uses them."""
+        return (self.mask,)
 
     def store(self, graph: Graph, k: Tensor, v: Tensor, il: int) -> None:
         """Remember this micro-batch's keys and values ([n_embd_head, n_head_kv, n_tokens])."""
@@ -384,7 +425,8 @@ class CallInputs:
         self.mask.set(attention_mask(seen, bias, options.flash_attn).reshape(self.mask.shape))
 
 
-CacheInputs = KVInputs | CallInputs
+CacheInputs = KVInputs | CallInputs | StateInputs
+Place = Placement | Rows
 
 
 class NoMemory:
@@ -395,12 +437,12 @@ class NoMemory:
         self.caches = [NoCache(options, n_swa) for n_swa in windows]
         self.cache_of_layer = {il: len(self.caches) - 1 if w else 0 for il, w in enumerate(config.is_swa)}
 
-    def place(self, ubatch: MicroBatch) -> list[Placement]:
+    def place(self, ubatch: MicroBatch) -> list[Place]:
         """Let a micro-batch look at itself."""
         n_tokens = len(ubatch.tokens)
         return [Placement([0], [np.arange(n_tokens)], n_tokens) for _ in self.caches]
 
-    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[CallInputs]:
+    def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CallInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [CallInputs(g, cache, n_tokens) for cache in self.caches]
 

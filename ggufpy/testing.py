@@ -297,6 +297,8 @@ def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dt
     noise = rng.standard_normal(shape)
     if "rope_f" in spec.name or spec.name.endswith(".scale"):
         values = np.exp(0.3 * noise)
+    elif spec.name.endswith("ssm_a"):  # states fade, slowly enough to matter
+        values = -np.exp(noise - 2)
     elif spec.name.endswith(".bias"):
         values = 0.2 * noise
     elif len(shape) == 1:

@@ -72,7 +72,11 @@ def test_cached_and_uncached_agree(name: str, label: str, path: Path) -> None:
         whole = session.decode(ids, logits="all")
         session.clear()
         single = np.concatenate([session.decode([token]) for token in ids])
-        session.trim(0, 20)
+        if arch.find(name).states(model.config):  # from which there is no way back
+            session.clear()
+            session.decode(ids[:20])
+        else:
+            session.trim(0, 20)
         again = np.concatenate([session.decode(ids[20:33], logits="all"), session.decode(ids[33:], logits="all")])
     for rows, expected in ((single, whole), (again, whole[20:])):
         known = (rows > parity.RULED_OUT) & (expected > parity.RULED_OUT)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.rewrite import rewrite
+from helpers.scripts import IN_THREADS, run
 
 from ggufpy import BackendError, ClosedError, ContextLengthError, Model, Session
 from ggufpy.backend import physical_cores
@@ -817,31 +816,8 @@ def test_a_session_closes_with_its_block(llama: Model) -> None:
 # ---------------------------------------------------------------------------------------------------------- threads
 
 
-def run(script: str, *args: object) -> str:
-    """Run a script in a process of its own, which may crash; its output, once it ended well and quietly."""
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout
-
-
-PRELUDE = """
-import sys, threading
+PRELUDE = f"""{IN_THREADS}
 import numpy as np
-from ggufpy import *
-def in_threads(*jobs):
-    errors = []
-    def guarded(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
-    [t.start() for t in threads]
-    [t.join(60) for t in threads]
-    assert not any(t.is_alive() for t in threads), "hangs"
-    return errors
-model = Model.load(sys.argv[1])
 def greedy(session, token, n, seq_id=0):
     made = []
     for _ in range(n):

@@ -109,6 +109,15 @@ class Attention(Protocol):
     def values(self, il: int) -> Tensor: ...  # the same of V; [n_kv, n_head_kv, n_embd_head_v, n_stream] if transposed
 
 
+class States(Protocol):
+    """What recurrent layers need of the memory: the states of the micro-batch's sequences, by name and layer."""
+
+    n_seqs: int  # of equally many tokens each
+
+    def load(self, name: str, il: int) -> Tensor: ...  # [width, n_seqs]
+    def save(self, graph: Graph, state: Tensor, name: str, il: int) -> None: ...
+
+
 @dataclass(slots=True)
 class GraphInputs:
     """What a session gives to a graph: the context to build in, the model, and the inputs of a micro-batch."""
@@ -124,6 +133,7 @@ class GraphInputs:
     positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    states: States | None = None
     embeddings: bool = False  # what the last norm gives is wanted, not logits
     pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
@@ -433,6 +443,11 @@ class Decoder:
     def expert_optional(cls, role: str) -> bool:
         """Say whether a file may lack one of the experts' matrices: gate, up or down."""
         return False
+
+    @classmethod
+    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
+        """Return the widths of the states that recurrent layers keep for each sequence, by layer and name."""
+        return {}
 
     # -------------------------------------------------------------------------------------------------- small steps
 
@@ -765,7 +780,7 @@ class Decoder:
     @classmethod
     def attention_scale(cls, c: Config) -> float:
         """Return what scores (or queries) are multiplied by."""
-        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_v)
+        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_k)
 
     @classmethod
     def max_alibi_bias(cls, c: Config) -> float:
