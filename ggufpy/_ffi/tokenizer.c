@@ -7,7 +7,7 @@ typedef struct ggufpy_names {
     const uint8_t * bytes; /* the caller's, as is `ends`: string i is bytes[ends[i - 1]] up to bytes[ends[i]] */
     const uint32_t * ends;
     struct { uint32_t tag; int32_t index; } * slots; /* open addressing; index is one more than the string's, 0: free */
-    uint64_t * beginnings; /* a bit for each beginning of a string, by its hash: one that is not set ends a search */
+    uint64_t * marks; /* two bits by a hash: some string begins with what has it, or is it. Wrong for few hashes only */
     int bits;
 } ggufpy_names;
 
@@ -24,9 +24,16 @@ static inline uint64_t hashed_all(uint64_t hash, const uint8_t * bytes, uint32_t
 
 static inline uint32_t start_of(const uint32_t * ends, int32_t i) { return i ? ends[i - 1] : 0; }
 
-static inline bool begins(const ggufpy_names * names, uint64_t hash) {
-    uint64_t bit = hash >> (60 - names->bits);
-    return names->beginnings[bit >> 6] >> (bit & 63) & 1;
+enum { BEGINNING = 1, STRING = 2 };
+
+static inline int marks(const ggufpy_names * names, uint64_t hash) {
+    uint64_t place = hash >> (60 - names->bits);
+    return (int) (names->marks[place >> 5] >> 2 * (place & 31) & 3);
+}
+
+static inline void mark(ggufpy_names * names, uint64_t hash, uint64_t what) {
+    uint64_t place = hash >> (60 - names->bits);
+    names->marks[place >> 5] |= what << 2 * (place & 31);
 }
 
 /* The index of the string that is `left`, the byte `between` unless it is negative, and `right`; or -1. */
@@ -56,7 +63,7 @@ static int32_t find_one(const ggufpy_names * names, uint64_t hash, const uint8_t
 static void ggufpy_names_free(ggufpy_names * names) {
     if (names) {
         free(names->slots);
-        free(names->beginnings);
+        free(names->marks);
         free(names);
     }
 }
@@ -72,8 +79,8 @@ static ggufpy_names * ggufpy_names_new(const char * bytes, const uint32_t * ends
     for (names->bits = 6; (1ll << names->bits) < 2ll * n; names->bits++) {
     }
     names->slots = calloc((size_t) 1 << names->bits, sizeof(names->slots[0]));
-    names->beginnings = calloc((size_t) 1 << (names->bits - 2), sizeof(uint64_t)); /* 16 bits for each slot */
-    if (!names->slots || !names->beginnings) {
+    names->marks = calloc((size_t) 1 << (names->bits - 1), sizeof(uint64_t)); /* 16 places for each slot */
+    if (!names->slots || !names->marks) {
         ggufpy_names_free(names);
         return NULL;
     }
@@ -83,9 +90,9 @@ static ggufpy_names * ggufpy_names_new(const char * bytes, const uint32_t * ends
         uint64_t hash = 0;
         for (uint32_t k = 0; k < size; k++) {
             hash = hashed(hash, name[k]);
-            uint64_t bit = hash >> (60 - names->bits);
-            names->beginnings[bit >> 6] |= 1ull << (bit & 63);
+            mark(names, hash, BEGINNING);
         }
+        mark(names, hash, STRING);
         if (size && find_one(names, hash, name, size) < 0) {
             uint32_t slot = (uint32_t) (hash >> (64 - names->bits));
             while (names->slots[slot].index) {
@@ -267,10 +274,11 @@ static int32_t longest(const ggufpy_names * tokens, const uint8_t * bytes, uint3
     *size = 1;
     for (uint32_t k = 1; k <= n; k++) {
         hash = hashed(hash, bytes[k - 1]);
-        if (!begins(tokens, hash)) {
+        int marked = marks(tokens, hash);
+        if (!(marked & BEGINNING)) {
             break;
         }
-        int32_t found = find_one(tokens, hash, bytes, k);
+        int32_t found = marked & STRING ? find_one(tokens, hash, bytes, k) : -1;
         if (found >= 0) {
             id = found;
             *size = k;
@@ -289,7 +297,7 @@ static int32_t ggufpy_longest(const ggufpy_names * tokens, const char * text, ui
 }
 
 /* Do so for words between spaces, `space` put before each; characters of ASCII in `alone` are words of their own. A
-   word that has a byte that begins no token is `unknown`. At most one id for each byte, and for each word one more. */
+   word that has a byte that begins no token is `unknown`. At most one id for each byte, those of `space` included. */
 static int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, const char * space, const char * alone,
                                 const char * text, uint32_t n, int32_t * ids) {
     uint32_t n_space = (uint32_t) strlen(space);
@@ -323,7 +331,7 @@ static int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, co
 
 /* --- the best path ----------------------------------------------------------------------------------------------- */
 
-/* Write the ids of the path with the greatest sum of scores, and where each ends. A character that is no token costs
+/* Write the ids of the path with the greatest sum of scores, and where each ends (unless NULL). A character that is no token costs
    `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token for it too. */
 static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
                            const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends) {
@@ -342,10 +350,11 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
         uint64_t hash = 0;
         for (uint32_t k = 1; k <= n - start; k++) {
             hash = hashed(hash, bytes[start + k - 1]);
-            if (!begins(tokens, hash)) {
+            int marked = marks(tokens, hash);
+            if (!(marked & BEGINNING)) {
                 break;
             }
-            int32_t id = find_one(tokens, hash, bytes + start, k);
+            int32_t id = marked & STRING ? find_one(tokens, hash, bytes + start, k) : -1;
             if (id >= 0) {
                 is_unknown = is_unknown && k != size;
                 double sum = steps[start].sum + scores[id];
@@ -363,16 +372,22 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
     for (uint32_t end = n; end; end = steps[end].start) {
         int32_t id = steps[end].id < 0 ? unknown : steps[end].id;
         if (apart || !count || id != unknown || ids[count - 1] != unknown) {
-            ids[count] = id;
-            id_ends[count++] = end;
+            if (id_ends) {
+                id_ends[count] = end;
+            }
+            ids[count++] = id;
         }
     }
     free(steps);
     for (int32_t i = 0, k = count - 1; i < k; i++, k--) {
         int32_t id = ids[i];
-        uint32_t end = id_ends[i];
-        ids[i] = ids[k], id_ends[i] = id_ends[k];
-        ids[k] = id, id_ends[k] = end;
+        ids[i] = ids[k];
+        ids[k] = id;
+        if (id_ends) {
+            uint32_t end = id_ends[i];
+            id_ends[i] = id_ends[k];
+            id_ends[k] = end;
+        }
     }
     return count;
 }

@@ -49,10 +49,9 @@ class CharacterMap:
     def normalize(self, text: str) -> bytes:
         """Return the text with all that the map knows replaced, and U+FFFD for surrogate escapes (bad bytes)."""
         chars = set(text)
-        for char in chars:
-            if ord(char) not in self._single:
-                replaced = self._replaced(char.encode("utf-8", "surrogateescape"))
-                self._single[ord(char)] = replaced.decode("utf-8", "surrogateescape")
+        for code in [code for code in map(ord, chars) if code not in self._single]:
+            replaced = self._replaced(chr(code).encode("utf-8", "surrogateescape"))
+            self._single[code] = replaced.decode("utf-8", "surrogateescape")
         followers = re.escape("".join(sorted(self._followers(chars))))
         if not followers:
             return self._translated(text)

@@ -31,7 +31,11 @@ class Lattice:
             if len(token) > self._longest.get(token[0], 0):
                 self._longest[token[0]] = len(token)
 
-    def best(self, text: bytes) -> tuple[list[int], list[int]]:
+    def best(self, text: bytes) -> list[int]:
+        """Return the ids of the path."""
+        return self.best_with_ends(text)[0]
+
+    def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
         """Return the ids of the path and where each ends.
 
         Of equally good paths to a place, the one whose last part is longest; sums are made from left to right.

@@ -67,7 +67,7 @@ class _Output:
         ffi, _ = _parts()
         if n_ids >= 1 << 31:
             raise TokenizerError("the text is longer than 1 GiB: too long to be encoded at once")
-        self.ids, self.ends = array("i", bytes(4 * n_ids)), array("I", bytes(4 * n_ends))
+        self.ids, self.ends = array("i", [0]) * n_ids, array("I", [0]) * n_ends
         self.c_ids, self.c_ends = ffi.from_buffer("int32_t[]", self.ids), ffi.from_buffer("uint32_t[]", self.ends)
 
     def first(self, n: int) -> list[int]:
@@ -120,8 +120,12 @@ class MergedWords:
 class LongestTokens:
     """Take the longest token at each place: see `longest.py`."""
 
-    def __init__(self, tokens: Sequence[bytes]) -> None:
+    def __init__(self, tokens: Sequence[bytes], space: bytes = b"") -> None:
+        """Prepare. `space`: what `encode_words` puts before each word."""
         self._tokens = _Names(tokens)
+        self._space = space
+        # Only where a part of it is a token can a word have more tokens than bytes.
+        self._most = 1 + len(space) * any(space[: i + 1] in tokens for i in range(len(space)))
 
     def encode(self, text: bytes) -> list[int]:
         """Return the ids, -1 for a byte that begins no token."""
@@ -129,14 +133,14 @@ class LongestTokens:
         out = _Output(len(text))
         return out.first(C.ggufpy_longest(self._tokens.pointer, text, len(text), out.c_ids))
 
-    def encode_words(self, text: bytes, unknown: int, space: bytes, alone: bytes) -> list[int]:
-        """Return the ids of words between spaces, with `space` before each; `unknown` for a word of no tokens.
+    def encode_words(self, text: bytes, unknown: int, alone: bytes) -> list[int]:
+        """Return the ids of words between spaces; `unknown` for a word that tokens do not make up.
 
         `alone` tells, for each character of ASCII, whether it is a word of its own.
         """
         _, C = _parts()  # noqa: N806
-        out, tokens = _Output(2 * len(text)), self._tokens.pointer
-        return out.first(C.ggufpy_wordpiece(tokens, unknown, space, alone, text, len(text), out.c_ids))
+        out, tokens = _Output(self._most * len(text)), self._tokens.pointer
+        return out.first(C.ggufpy_wordpiece(tokens, unknown, self._space, alone, text, len(text), out.c_ids))
 
 
 class BestPath:
@@ -151,7 +155,15 @@ class BestPath:
         self._c_scores = ffi.from_buffer("double[]", self._scores)
         self._unknown = (cost, unknown, apart)
 
-    def best(self, text: bytes) -> tuple[list[int], list[int]]:
+    def best(self, text: bytes) -> list[int]:
+        """Return the ids of the path."""
+        ffi, C = _parts()  # noqa: N806
+        out, n = _Output(len(text)), len(text)
+        return out.first(
+            C.ggufpy_best(self._tokens.pointer, self._c_scores, *self._unknown, text, n, out.c_ids, ffi.NULL)
+        )
+
+    def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
         """Return the ids of the path and where each ends."""
         _, C = _parts()  # noqa: N806
         out, n = _Output(len(text), len(text)), len(text)

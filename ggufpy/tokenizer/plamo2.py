@@ -42,7 +42,7 @@ class Plamo2:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens."""
         data = _encoded(relaxed(text).removeprefix(_BYTE_ORDER_MARK)[::-1])
-        ids, ends = self._lattice.best(data)
+        ids, ends = self._lattice.best_with_ends(data)
         parts = zip(ids, pairwise([0, *ends]), strict=True)
         found = [[id] if id >= 0 else [self._bytes[byte] for byte in data[slice(*place)]] for id, place in parts]
         return list(chain.from_iterable(reversed(found)))

@@ -37,6 +37,8 @@ class Unigram:
                 named.append(tokens[id])
             if not attr & _MATCHED:
                 tokens[id] = b""
+        # Plain spaces are shorter than what stands for them. A token with one is never found: no text has any then.
+        tokens = [b"" if b" " in token else token.replace(_SPACE, b" ") for token in tokens]
         worst = min(best)
         cost = array("f", [(worst if worst < math.inf else 0.0) - _UNKNOWN_PENALTY])[0]
         search = native.BestPath if native.available() else Lattice
@@ -47,13 +49,16 @@ class Unigram:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens. Unknown characters in a row are one unknown token."""
-        ids, _ = self._lattice.best(self._spaced(self._map.normalize(text)))
+        ids = self._lattice.best(self._spaced(self._map.normalize(text)))
         if -1 in ids:
             raise TokenizerError("the text has a character that is no token, and there is none for the unknown")
         return ids
 
     def _spaced(self, text: bytes) -> bytes:
-        """Write spaces as the tokens do: one before each word, or as they are and one before the first word."""
+        """Put one space before each word, in place of all others, or leave them and put one before the first word.
+
+        U+2581, which stands for a space in the tokens, is one from then on.
+        """
         first = len(text) - len(text.lstrip(b" "))
         if self._merges_spaces:
             text = text.strip(b" ")
@@ -62,4 +67,4 @@ class Unigram:
             text = b" " + text if text else b""
         elif self._prefixes and first < len(text):
             text = text[:first] + b" " + text[first:]
-        return text.replace(b" ", _SPACE)
+        return text.replace(_SPACE, b" ")

@@ -9,6 +9,7 @@ In GGUF files the first token of a word begins with U+2581, and the others have 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer import native
@@ -40,13 +41,13 @@ class WordPiece:
     def __init__(self, vocab: Vocabulary) -> None:
         self._normalized = _Normalized(lowercase=vocab.lowercase, strip_accents=vocab.strip_accents)
         self._unknown = vocab.given_ids.get("unk", -1)
-        self._search = (native.LongestTokens if native.available() else _Words)(vocab.texts)
+        self._search = (native.LongestTokens if native.available() else _Words)(vocab.texts, _SPACE)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens. A word that tokens do not make up is one unknown token."""
         # Alone, ASCII is translated at many times the speed.
         text = "".join([part.translate(self._normalized) for part in _ASCII_OR_NOT.findall(relaxed(text))])
-        ids = self._search.encode_words(text.encode("utf-8", "surrogatepass"), self._unknown, _SPACE, _ALONE)
+        ids = self._search.encode_words(text.encode("utf-8", "surrogatepass"), self._unknown, _ALONE)
         if -1 in ids:
             raise TokenizerError("the text has a word that tokens do not make up, and there is none for the unknown")
         return ids
@@ -55,11 +56,15 @@ class WordPiece:
 class _Words(Longest):
     """Encode words without the compiled part: what native.LongestTokens does."""
 
-    def encode_words(self, text: bytes, unknown: int, space: bytes, alone: bytes) -> list[int]:
+    def __init__(self, tokens: Sequence[bytes], space: bytes) -> None:
+        super().__init__(tokens)
+        self._space = space
+
+    def encode_words(self, text: bytes, unknown: int, alone: bytes) -> list[int]:
         """Return the ids, `unknown` for a word that tokens do not make up."""
         ids: list[int] = []
         for word in _WORD.findall(text.decode("utf-8", "surrogatepass")):
-            found = self.encode(space + word.encode("utf-8", "surrogatepass"))
+            found = self.encode(self._space + word.encode("utf-8", "surrogatepass"))
             ids += [unknown] if -1 in found else found
         return ids
 
@@ -84,12 +89,13 @@ class _Normalized(dict[int, str | None]):
             char = base(char)
         if is_space(char):
             return " "
+        if _is_chinese(char):
+            return f" {char} "
         kind = category(char)
         if kind == "C" or char in "\0\ufffd" or (self._strip_accents and kind == "M"):
             return None
-        alone = char > "\x7f" and (kind == "P" or _is_chinese(char))
         char = lower(char) if self._lowercase else char
-        return f" {char} " if alone else char
+        return f" {char} " if kind == "P" and char > "\x7f" else char
 
 
 def _is_chinese(char: str) -> bool:
