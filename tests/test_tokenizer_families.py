@@ -5,13 +5,14 @@ That these give llama.cpp's ids on random text is tested, where llama_cpp is at 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from helpers.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_level, character_map, sentencepiece
 
 from ggufpy.errors import TokenizerError
-from ggufpy.tokenizer import Tokenizer
+from ggufpy.tokenizer import Tokenizer, native
 from ggufpy.tokenizer.charsmap import CharacterMap
 from ggufpy.tokenizer.lattice import Lattice
 from ggufpy.tokenizer.unicode_classes import base, category, is_space, lower
@@ -179,19 +180,22 @@ def test_a_broken_character_map_is_refused(data: bytes, reason: str) -> None:
         unigram(precompiled_charsmap=list(data)).encode("a")
 
 
-def test_the_character_map_of_words_is_that_of_the_text() -> None:
-    """Words are remembered, and matches that go beyond one are seen all the same."""
-    charsmap = CharacterMap(character_map({"a b": "1", "b ": "2", "c": "3", " d": "4"}), [])
-    for text in ("a b a b", "ab ab ", "c c", "a a b", "b d", " d", "a "):
-        assert charsmap.normalize(text) == charsmap._replaced(text.encode())[0]
+def test_matches_go_over_any_characters() -> None:
+    """Characters are replaced one by one only where no match can go beyond one."""
+    keys = {"a b": "1", "b ": "2", "c": "3", " d": "4", "か\u3099": "が", "かさ": "5", "c\u0301\u0302": "6"}
+    charsmap = CharacterMap(character_map(keys), [b"ad", "é!".encode()])
+    rng = random.Random(8)
+    for _ in range(2000):
+        text = "".join(rng.choice("abcd かさ\u3099\u0301\u0302éè!ü\udcff") for _ in range(rng.randrange(12)))
+        assert charsmap.normalize(text) == charsmap._replaced(text.encode("utf-8", "surrogateescape")), text
 
 
 def test_of_equal_sums_the_first_found_stays() -> None:
     """Which is the one whose last part is longest."""
-    lattice = Lattice({b"a": 0, b"aa": 1, b"aaa": 2}, [-1.0, -2.0, -3.0], unknown=-9.0)
-    assert lattice.best(b"aaa") == [(3, 2)]
-    assert lattice.best(b"aaaa") == [(1, 0), (4, 2)]
-    assert lattice.best("é".encode()) == [(2, -1)]
+    lattice = Lattice([b"a", b"aa", b"aaa"], [-1.0, -2.0, -3.0], cost=-9.0)
+    assert lattice.best(b"aaa") == ([2], [3])
+    assert lattice.best(b"aaaa") == ([0, 2], [1, 4])
+    assert lattice.best("éüa".encode()) == ([-1, 0], [4, 5])
 
 
 # -- RWKV --------------------------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ def test_rwkv_takes_the_longest_token_of_bytes() -> None:
     assert tokenizer.encode("中") == [7, 8]
     assert tokenizer.encode(b"\xad") == [8]
     assert tokenizer.decode([7, 8, 5]) == "中\n"
-    with pytest.raises(TokenizerError, match="no token begins with the byte 0x7A"):
+    with pytest.raises(TokenizerError, match="a byte that begins no token"):
         tokenizer.encode("z")
 
 
@@ -296,3 +300,51 @@ def test_a_file_without_tokens_gives_no_text() -> None:
     assert (tokenizer.n_vocab, tokenizer.eog_token_ids) == (7, frozenset())
     with pytest.raises(TokenizerError, match="the file has no tokens"):
         tokenizer.encode("a")
+
+
+# -- the compiled part -------------------------------------------------------------------------------------------------
+
+
+def tokenizers() -> dict[str, dict[str, Any]]:
+    """Metadata of vocabularies of each family whose search is also in C."""
+    rng = random.Random(9)
+    parts = list(" abé中!")
+    for _ in range(200):
+        parts.append(rng.choice(parts) + rng.choice(parts))
+    pairs = [(rng.choice(parts[:60]), rng.choice(parts[:60])) for _ in range(300)]
+    scores = {part: round(-9 * rng.random(), 1) for part in parts}
+    spm = sentencepiece(scores, unknown_token_id=0)
+    kinds = dict(zip(spm["tokenizer.ggml.tokens"], spm["tokenizer.ggml.token_type"], strict=True))
+    bert = dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *(rng.choice(["", "▁"]) + part for part in parts)])
+    ids = {"bos_token_id": 1, "seperator_token_id": 2, "unknown_token_id": 0}
+    named = {
+        "bert": {"tokens": list(bert), "token_type": [3] * 3 + [1] * (len(bert) - 3), **ids},
+        "rwkv": {"tokens": [repr(part.encode())[2:-1] for part in kinds], "unknown_token_id": 0},
+        "plamo2": {"tokens": list(kinds), "token_type": list(kinds.values()), "scores": spm["tokenizer.ggml.scores"]},
+    }
+    made = {name: {f"tokenizer.ggml.{key}": value for key, value in keys.items()} for name, keys in named.items()}
+    for name, metadata in made.items():
+        metadata["tokenizer.ggml.model"] = name
+    merges = [f"{left} {right}".replace(" ", "▁").replace("▁", " ", 1) for left, right in pairs if " " not in left]
+    merges = list(dict.fromkeys(merge for merge in merges if merge.count(" ") == 1))
+    raw = {"model": "gpt2", "pre": "sarvam-moe", "tokens": list(kinds), "token_type": list(kinds.values())}
+    made["raw"] = {f"tokenizer.ggml.{key}": value for key, value in {**raw, "merges": merges}.items()}
+    made["byte-level"] = byte_level("qwen2", pairs)
+    made["byte-level, whole words"] = byte_level("llama-bpe", pairs, add_bos_token=False)
+    return {**made, "llama": spm, "t5": {**spm, "tokenizer.ggml.model": "t5", "tokenizer.ggml.eos_token_id": 1}}
+
+
+@pytest.mark.parametrize("name", tokenizers())
+def test_c_and_python_give_the_same_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search in C has a twin in Python, which is used where ggufpy is not compiled."""
+    if not native.available():
+        pytest.skip("ggufpy is not compiled")
+    rng = random.Random(name)
+    texts = ["".join(rng.choice("  aabbé中!\nxü") for _ in range(rng.choice([3, 30, 5000]))) for _ in range(30)]
+    texts += ["a" * 5000, "ab" * 3000, "é" * 3000, "x" * 3000, ""]
+    in_c = Tokenizer.from_metadata(tokenizers()[name])
+    found = [[in_c.encode(text) for text in texts] for _ in range(2)]
+    assert found[0] == found[1], "with the words remembered"
+    monkeypatch.setattr(native, "available", lambda: False)
+    in_python = Tokenizer.from_metadata(tokenizers()[name])
+    assert [in_python.encode(text) for text in texts] == found[0]

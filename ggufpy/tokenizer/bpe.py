@@ -12,8 +12,11 @@ named `<0x00>` to `<0xFF>`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cached_property
 from itertools import chain
 
+from ggufpy.tokenizer import native
 from ggufpy.tokenizer.merging import Merger
 from ggufpy.tokenizer.pretokenizers import PreTokenizer, splitter
 from ggufpy.tokenizer.spm import SPACE, cutter
@@ -30,6 +33,7 @@ _CHAR_OF = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i,
 _BYTE_OF = {char: byte for byte, char in _CHAR_OF.items()}
 _SYMBOL_OF = [_CHAR_OF[byte].encode() for byte in range(256)]
 
+_SHORT = 64  # characters; a shorter text is not worth cutting
 _DNA = re.compile("<dna>(.*?)(</dna>|$)", re.DOTALL)
 _DNA_PIECE = 6  # bases in one token
 _DNA_MARK = "\ue000".encode()  # tells such a token from a word of the same letters
@@ -38,12 +42,16 @@ _DNA_MARK = "\ue000".encode()  # tells such a token from a word of the same lett
 class ByteLevelBPE:
     """Encode text whose words are spelled byte by byte (llama.cpp's llm_tokenizer_bpe)."""
 
+    _spelling: list[bytes] | None = _SYMBOL_OF
+
     def __init__(self, vocab: Vocabulary, pre: PreTokenizer) -> None:
         self._id_of = vocab.id_of
         self._split = splitter(pre.stages)
         self._ignore_merges = pre.ignore_merges
-        self._merger = Merger(_ranked(vocab.merges), range(len(vocab.merges) + 1), between=b" ")
-        self._words = Words(self._encode_word)
+        self._merges = vocab.merges
+        self._merger = Merger(_ranked(self._merges), range(len(self._merges) + 1), between=b" ")
+        self._native: native.MergedWords | None = None
+        self._words = Words(self._encode_word, self._encode_many)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens."""
@@ -62,6 +70,16 @@ class ByteLevelBPE:
             return tuple([self._id_of[symbol] for symbol in merged])
         except KeyError:
             return tuple(chain.from_iterable(map(self._ids_of_symbol, merged)))
+
+    def _encode_many(self, words: list[str]) -> list[tuple[int, ...]] | None:
+        if not native.available():
+            return None
+        if self._native is None:
+            byte_ids = [self._id_of.get(self._name_of_byte(byte), -1) for byte in range(256)]
+            self._native = native.MergedWords(
+                list(self._id_of), byte_ids, pairs=self._merges, spelling=self._spelling, whole=self._ignore_merges
+            )
+        return self._native.encode([word.encode("utf-8", "surrogatepass") for word in words])
 
     def _symbols(self, word: str) -> list[bytes]:
         return [_SYMBOL_OF[byte] for byte in word.encode("utf-8", "surrogatepass")]
@@ -84,24 +102,37 @@ class ByteLevelBPE:
 class RawBPE(ByteLevelBPE):
     """Encode text whose words are spelled with their own characters; most write spaces as U+2581."""
 
+    _spelling = None
+
     def __init__(self, vocab: Vocabulary, pre: PreTokenizer) -> None:
         super().__init__(vocab, pre)
         self._escapes = pre.escapes_spaces
         self._newlines_are_whole = pre.newlines_are_whole
-        self._cut = cutter(merge.replace(b" ", b"", 1) for merge in vocab.merges)
 
     def encode_relaxed(self, text: str) -> list[int]:
         """Do the same with a text whose bad bytes have been read already."""
         if not self._escapes:
             return super().encode_relaxed(text)
         lines = self._split(text.replace(" ", SPACE))
-        return self._words.encode(chain.from_iterable(map(self._cut, lines)))
+        return self._words.encode(chain.from_iterable(map(self._cut, lines)) if len(text) > _SHORT else lines)
+
+    @cached_property
+    def _cut(self) -> Callable[[str], list[str]]:
+        return cutter(merge.replace(b" ", b"", 1) for merge in self._merges)
 
     def _symbols(self, word: str) -> list[bytes]:
         return units(word.encode("utf-8", "surrogatepass"))
 
     def _is_whole(self, word: str) -> bool:
         return self._ignore_merges or (self._newlines_are_whole and not word.strip("\n"))
+
+    def _encode_many(self, words: list[str]) -> list[tuple[int, ...]] | None:
+        found = super()._encode_many(words)
+        if found and self._newlines_are_whole:
+            for i, word in enumerate(words):
+                if not word.strip("\n") and (whole := self._id_of.get(word.encode())) is not None:
+                    found[i] = (whole,)
+        return found
 
     def _name_of_byte(self, byte: int) -> bytes:
         return b"<0x%02X>" % byte

@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 import sys
 from array import array
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from ggufpy.errors import TokenizerError
 
@@ -20,7 +23,7 @@ __all__ = ["CharacterMap"]
 _KEY = "tokenizer.ggml.precompiled_charsmap"
 _LABEL = 1 << 31 | 0xFF
 _INDEX = (1 << 31) - 1
-_WORD = re.compile("[^ ]+ ?| ")
+_ASCII_OR_NOT = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 _CHARACTER = re.compile(rb"[\0-\x7f]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3}")
 _REPLACEMENT = "\ufffd".encode()
 _MAX_CACHED = 1 << 16
@@ -39,37 +42,77 @@ class CharacterMap:
             self._nodes.byteswap()
         self._replacements = data[4 + size :]
         self._kept = {name[:end] for name in kept for end in range(1, len(name) + 1)}
-        self._words: dict[str, bytes] = {}
+        self._single: dict[int, str] = {}  # what becomes of a character that no match goes beyond
+        self._runs: dict[str, bytes] = {}  # and of characters that one may go over
+        self._leads: dict[bytes, int] = {}  # the bytes with which a match may go on after some bytes, as bits
 
     def normalize(self, text: str) -> bytes:
         """Return the text with all that the map knows replaced, and U+FFFD for surrogate escapes (bad bytes)."""
-        words = _WORD.findall(text)
-        for word in set(words) - self._words.keys():
-            replaced, is_open = self._replaced(word.encode("utf-8", "surrogateescape"))
-            if is_open and word[-1] == " ":  # a match may go on after the space: words do not stand for themselves
-                return self._replaced(text.encode("utf-8", "surrogateescape"))[0]
-            self._words[word] = replaced
-        normalized = b"".join(map(self._words.__getitem__, words))
-        if len(self._words) > _MAX_CACHED:
-            self._words = {}
-        return normalized
+        chars = set(text)
+        for char in chars:
+            if ord(char) not in self._single:
+                replaced = self._replaced(char.encode("utf-8", "surrogateescape"))
+                self._single[ord(char)] = replaced.decode("utf-8", "surrogateescape")
+        followers = re.escape("".join(sorted(self._followers(chars))))
+        if not followers:
+            return self._translated(text)
+        parts = re.split(f"([^{followers}]?[{followers}]+)", text)
+        return b"".join(self._run(part) if i % 2 else self._translated(part) for i, part in enumerate(parts))
 
-    def _replaced(self, data: bytes) -> tuple[bytes, bool]:
-        """Return the replaced text, and whether a match could have gone on after its end."""
-        at, parts, is_open = 0, [], False
+    def _translated(self, text: str) -> bytes:
+        parts = [part.translate(self._single) for part in _ASCII_OR_NOT.findall(text)]  # ASCII is much quicker alone
+        return "".join(parts).encode("utf-8", "surrogateescape")
+
+    def _run(self, text: str) -> bytes:
+        if text not in self._runs:
+            if len(self._runs) > _MAX_CACHED:
+                self._runs.clear()
+            self._runs[text] = self._replaced(text.encode("utf-8", "surrogateescape"))
+        return self._runs[text]
+
+    def _followers(self, chars: set[str]) -> set[str]:
+        """Return those of the characters over which a match may go that begins before them."""
+        encoded = {char: char.encode("utf-8", "surrogateescape") for char in chars}
+        followers, beginnings = set(), list(encoded.values())
+        while beginnings:
+            begun = [(one, leads) for one in beginnings if (leads := self._leads_after(one))]
+            leads = reduce(or_, (leads for _, leads in begun), 0)
+            beginnings = []
+            for char, data in encoded.items():
+                if leads >> data[0] & 1:
+                    longer = [
+                        one + data for one, leads in begun if leads >> data[0] & 1 and self._goes_over(one + data)
+                    ]
+                    followers |= {char} if longer else set()
+                    beginnings += longer
+        return followers
+
+    def _leads_after(self, data: bytes) -> int:
+        if data not in self._leads:
+            node = self._node_after(data)
+            trie = [] if node is None else [byte for byte in range(1, 256) if self._node(node ^ byte) & _LABEL == byte]
+            kept = [byte for byte in range(256) if data + bytes([byte]) in self._kept] if data in self._kept else []
+            self._leads[data] = sum(1 << byte for byte in {*trie, *kept})
+        return self._leads[data]
+
+    def _goes_over(self, data: bytes) -> bool:
+        return data in self._kept or self._node_after(data) is not None
+
+    def _replaced(self, data: bytes) -> bytes:
+        """Replace from left to right, whatever there is."""
+        at, parts = 0, []
         while at < len(data):
             length = self._kept_length(data, at)
-            part, touches_end = data[at : at + length], at + length == len(data)
+            part = data[at : at + length]
             if not length:
-                length, part, touches_end = self._longest_match(data, at)
+                length, part = self._longest_match(data, at)
             if not length:
                 found = _CHARACTER.match(data, at)
                 part = found[0] if found else _REPLACEMENT
                 length = len(part) if found else 1
             parts.append(part)
             at += length
-            is_open = is_open or touches_end
-        return b"".join(parts), is_open
+        return b"".join(parts)
 
     def _kept_length(self, data: bytes, at: int) -> int:
         length = 0
@@ -77,22 +120,33 @@ class CharacterMap:
             length += 1
         return length
 
-    def _longest_match(self, data: bytes, at: int) -> tuple[int, bytes, bool]:
-        """Return the length of the longest match, its replacement, and whether the end of the data ended the search."""
-        length, part, end = 0, b"", at
-        if not self._nodes:
-            return length, part, False
-        node = self._children(0)
-        while end < len(data) and data[end]:
-            node ^= data[end]
-            if self._node(node) & _LABEL != data[end]:
-                return length, part, False
+    def _longest_match(self, data: bytes, at: int) -> tuple[int, bytes]:
+        """Return the length of the longest match and its replacement."""
+        length, index, end = 0, 0, at
+        for is_leaf, node in self._walk(data, at):
             end += 1
-            is_leaf = self._node(node) >> 8 & 1
-            node ^= self._children(node)
             if is_leaf:
-                length, part = end - at, self._replacement(self._node(node) & _INDEX)
-        return length, part, end == len(data)
+                length, index = end - at, self._node(node) & _INDEX
+        return length, self._replacement(index) if length else b""
+
+    def _node_after(self, data: bytes) -> int | None:
+        """Return where the children of the node are that some bytes lead to, None when none begins with them."""
+        steps = [node for _, node in self._walk(data, 0)]
+        return steps[-1] if len(steps) == len(data) else None
+
+    def _walk(self, data: bytes, at: int) -> Iterator[tuple[int, int]]:
+        """Yield, for each byte as far as the trie goes, whether a match ends there and where its children are."""
+        if not self._nodes:
+            return
+        node = self._children(0)
+        while at < len(data) and data[at]:
+            node ^= data[at]
+            found = self._node(node)
+            if found & _LABEL != data[at]:
+                return
+            at += 1
+            node ^= self._children(node)
+            yield found >> 8 & 1, node
 
     def _node(self, i: int) -> int:
         if i >= len(self._nodes):

@@ -11,7 +11,7 @@ from typing import Protocol
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer.bpe import byte_pair_encoder, unspelled
 from ggufpy.tokenizer.plamo2 import Plamo2
-from ggufpy.tokenizer.rwkv import LongestMatch, unescaped
+from ggufpy.tokenizer.rwkv import RWKV, unescaped
 from ggufpy.tokenizer.spm import SentencePieceBPE, with_spaces
 from ggufpy.tokenizer.unigram import Unigram
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
@@ -23,7 +23,7 @@ _ENCODERS: dict[str, Callable[[Vocabulary], Encoder]] = {
     "llama": SentencePieceBPE,
     "bert": WordPiece,
     "t5": Unigram,
-    "rwkv": LongestMatch,
+    "rwkv": RWKV,
     "plamo2": Plamo2,
 }
 _SHOWN = TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED
@@ -46,7 +46,7 @@ def encoder(vocab: Vocabulary) -> Encoder:
     return _ENCODERS[vocab.model](vocab)
 
 
-def reader(vocab: Vocabulary) -> Callable[[bytes, TokenAttr], bytes]:
+def reader(vocab: Vocabulary) -> Callable[[bytes, int], bytes]:
     """Return the function that gives the bytes a token stands for, its kind given (llama_token_to_piece)."""
     if vocab.model == "rwkv":
         return lambda token, attr: unescaped(token)
@@ -54,7 +54,7 @@ def reader(vocab: Vocabulary) -> Callable[[bytes, TokenAttr], bytes]:
         return lambda token, attr: _byte(token) if attr & TokenAttr.BYTE else token
     spelled = unspelled if vocab.pre and not vocab.pre.escapes_spaces else with_spaces
 
-    def read(token: bytes, attr: TokenAttr) -> bytes:
+    def read(token: bytes, attr: int) -> bytes:
         if attr & _SHOWN:
             return token
         if attr & TokenAttr.NORMAL:

@@ -7,8 +7,10 @@ special tokens (`tokenizer.py`).
 from __future__ import annotations
 
 import math
+from itertools import chain, pairwise
 
 from ggufpy.errors import TokenizerError
+from ggufpy.tokenizer import native
 from ggufpy.tokenizer.lattice import Lattice
 from ggufpy.tokenizer.utf8 import relaxed
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
@@ -25,24 +27,25 @@ class Plamo2:
 
     def __init__(self, vocab: Vocabulary) -> None:
         """Prepare the search. Raises TokenizerError when one of the 256 byte tokens is missing."""
-        tokens = {id: vocab.texts[id] for id, attr in enumerate(vocab.attrs) if not attr & TokenAttr.BYTE}
         scores = list(map(_score, vocab.scores))
-        usable = {_reversed(text): id for id, text in tokens.items() if scores[id] > _INVALID}
+        bytes_ = [id for id, attr in vocab.unusual.items() if attr & TokenAttr.BYTE]
+        self._bytes = {int(vocab.texts[id][3:5], 16): id for id in bytes_}
         # Of equally good cuts llama.cpp takes the one that is longer where it starts, and it starts at the end.
-        self._lattice = Lattice(usable, scores, unknown=_UNKNOWN, always_unknown=True)
-        bytes_ = {int(text[3:5], 16): id for id, text in enumerate(vocab.texts) if id not in tokens}
-        if missing := [byte for byte in range(256) if byte not in bytes_]:
+        tokens = [_reversed(text) if score > _INVALID else b"" for text, score in zip(vocab.texts, scores, strict=True)]
+        for id in bytes_:
+            tokens[id] = b""
+        search = native.BestPath if native.available() else Lattice
+        self._lattice = search(tokens, scores, cost=_UNKNOWN, apart=True)
+        if missing := [byte for byte in range(256) if byte not in self._bytes]:
             raise TokenizerError(f"tokenizer.ggml.tokens: there is no token for the byte 0x{missing[0]:02X}")
-        self._bytes = bytes_
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens."""
         data = _encoded(relaxed(text).removeprefix(_BYTE_ORDER_MARK)[::-1])
-        ids, start = [], 0
-        for end, id in self._lattice.best(data):
-            ids.append([id] if id >= 0 else [self._bytes[byte] for byte in data[start:end]])
-            start = end
-        return [id for part in reversed(ids) for id in part]
+        ids, ends = self._lattice.best(data)
+        parts = zip(ids, pairwise([0, *ends]), strict=True)
+        found = [[id] if id >= 0 else [self._bytes[byte] for byte in data[slice(*place)]] for id, place in parts]
+        return list(chain.from_iterable(reversed(found)))
 
 
 def _score(score: float) -> float:

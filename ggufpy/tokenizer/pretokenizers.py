@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate, pairwise
 
 from ggufpy.tokenizer.unicode_classes import CLASS_SETS, shape
 
@@ -234,8 +235,4 @@ def _reshaped(cut: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
 
 def _recut(text: str, pieces: list[str]) -> list[str]:
     """Cut `text` into pieces as long as the ones given."""
-    cut, end = [], 0
-    for piece in pieces:
-        start, end = end, end + len(piece)
-        cut.append(text[start:end])
-    return cut
+    return [text[start:end] for start, end in pairwise(accumulate(map(len, pieces), initial=0))]

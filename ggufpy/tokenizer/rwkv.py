@@ -1,6 +1,7 @@
 """RWKV's vocabulary (`tokenizer.ggml.model` = "rwkv"): the longest token from the left, over bytes.
 
-Owns: the search for tokens, and how their bytes are written in the file. Does not own: special tokens (`tokenizer.py`).
+Owns: how the tokens' bytes are written in the file. Does not own: the search (`longest.py`), special tokens
+(`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -8,42 +9,31 @@ from __future__ import annotations
 import re
 
 from ggufpy.errors import TokenizerError
+from ggufpy.tokenizer import native
+from ggufpy.tokenizer.longest import Longest
 from ggufpy.tokenizer.vocab import Vocabulary
 
-__all__ = ["LongestMatch", "unescaped"]
+__all__ = ["RWKV", "unescaped"]
 
 _ESCAPE = re.compile(rb"\\(?:x(..)|x.?$|(.)|$)", re.DOTALL)
 _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
-class LongestMatch:
+class RWKV:
     """Encode text by the longest token at each place (llama.cpp's llm_tokenizer_rwkv)."""
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._unknown = vocab.given_ids.get("unk")
-        self._id_of = {unescaped(token): id for id, token in enumerate(vocab.texts)}
-        lengths: dict[bytes, set[int]] = {}  # of the tokens that begin with two bytes
-        for token in self._id_of:
-            lengths.setdefault(token[:2], set()).add(len(token))
-        self._lengths = {start: sorted(some, reverse=True) for start, some in lengths.items()}
+        self._longest = (native.LongestTokens if native.available() else Longest)(list(map(unescaped, vocab.texts)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text without special tokens."""
-        data, at, ids = text.encode("utf-8", "surrogateescape"), 0, []
-        while at < len(data):
-            for length in (*self._lengths.get(data[at : at + 2], ()), 1):
-                if (id := self._id_of.get(data[at : at + length])) is not None and at + length <= len(data):
-                    break
-            else:
-                id, length = self._unknown_id(data[at]), 1
-            ids.append(id)
-            at += length
-        return ids
-
-    def _unknown_id(self, byte: int) -> int:
+        """Return the ids of a text without special tokens. Raises TokenizerError for a byte that begins no token."""
+        ids = self._longest.encode(text.encode("utf-8", "surrogateescape"))
+        if -1 not in ids:
+            return ids
         if self._unknown is None:
-            raise TokenizerError(f"no token begins with the byte 0x{byte:02X}, and there is none for the unknown")
-        return self._unknown
+            raise TokenizerError("the text has a byte that begins no token, and there is none for the unknown")
+        return [self._unknown if id < 0 else id for id in ids]
 
 
 def unescaped(token: bytes) -> bytes:

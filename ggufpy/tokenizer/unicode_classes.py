@@ -97,6 +97,9 @@ _NEW_CAPITALS = (
 )  # fmt: skip
 
 
+_BEYOND_ASCII = re.compile("[^\0-\x7f]+")
+
+
 class _StandIns(dict[int, str]):
     """A `str.translate` table that looks up a code point's class when it is first met."""
 
@@ -122,7 +125,8 @@ def shape(text: str) -> str:
         return text
     if _stand_ins is None:
         _stand_ins = _StandIns()
-    return text.translate(_stand_ins)
+    table = _stand_ins
+    return _BEYOND_ASCII.sub(lambda found: found[0].translate(table), text)
 
 
 def category(char: str) -> str:

@@ -14,7 +14,6 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntFlag
 from functools import cached_property
 from typing import Any
 
@@ -31,8 +30,8 @@ _C_SPACES = " \t\n\v\f\r"
 _PREFIX = 4  # special tokens that share so many characters are looked for together
 
 
-class TokenAttr(IntFlag):
-    """What kind of token it is (llama.h: llama_token_attr)."""
+class TokenAttr:
+    """What kind of token it is, in bits (llama.h: llama_token_attr). Plain numbers: there are hundreds of thousands."""
 
     UNDEFINED = 0
     UNKNOWN = 1
@@ -131,6 +130,7 @@ _NAMED_EOG = (
     " <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>"
     " <｜end▁of▁sentence｜> [e~["
 )
+_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # whose following spaces stay
 _HARMONY = "<|channel|> <|message|> <|start|> <|constrain|>"  # user-defined in llama.cpp, so that they are always shown
 
 
@@ -139,7 +139,7 @@ class _Names:
     """Hold what the names of tokens add to what the file says."""
 
     ids: Mapping[str, int]
-    attrs: Mapping[int, TokenAttr]  # overridden kinds
+    attrs: Mapping[int, int]  # overridden kinds
     eog: frozenset[int]
 
 
@@ -321,15 +321,16 @@ class Vocabulary:
             raise TokenizerError("tokenizer.ggml.scores: expected numbers, found other items in it") from None
 
     @property
-    def attrs(self) -> list[TokenAttr]:
-        """The kinds of all tokens, after llama.cpp's overrides."""
-        return list(map(self.attr, range(self.size)))
+    def unusual(self) -> dict[int, int]:
+        """The kinds of the tokens that are not normal ones, after llama.cpp's overrides."""
+        found = {id: self.attr(id) for id in self._kinds.keys() | self._names.attrs.keys()}
+        return {id: attr for id, attr in sorted(found.items()) if attr != TokenAttr.NORMAL}
 
-    def attr(self, id: int) -> TokenAttr:
+    def attr(self, id: int) -> int:
         """Give the kind of a token, after llama.cpp's overrides."""
         return self._names.attrs.get(id) or self._attr_in_file(id)
 
-    def _attr_in_file(self, id: int) -> TokenAttr:
+    def _attr_in_file(self, id: int) -> int:
         return _ATTRS.get(self._kinds.get(id, 1), TokenAttr.UNDEFINED)
 
     def is_hidden(self, id: int) -> bool:
@@ -340,9 +341,9 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> _Names:
-        attrs: dict[int, TokenAttr] = {}
+        attrs: dict[int, int] = {}
 
-        def attr(id: int) -> TokenAttr:
+        def attr(id: int) -> int:
             return attrs.get(id) or self._attr_in_file(id)
 
         def found(names: str) -> dict[str, int]:
@@ -362,7 +363,7 @@ class Vocabulary:
         self._drop_inner_ends(eog, attrs)
         return _Names(ids, attrs, frozenset(eog))
 
-    def _drop_inner_ends(self, eog: set[int], attrs: dict[int, TokenAttr]) -> None:
+    def _drop_inner_ends(self, eog: set[int], attrs: dict[int, int]) -> None:
         """Leave out the names that do not end generation next to others: a message's end, or a plain `</s>`."""
         ends = {self.texts[id]: id for id in eog}
         call = b"<|call|>" in ends or b"<|calls|>" in ends
@@ -402,35 +403,37 @@ class Vocabulary:
     @cached_property
     def specials(self) -> list[SpecialToken]:
         """The tokens that are matched as a whole: longest first, as they take precedence."""
-        candidates = self._kinds.keys() | self._names.attrs.keys()
+        texts, in_file = self.texts, self._kinds
         found = [
             SpecialToken(
                 id,
-                text=self.texts[id].decode("utf-8", "surrogateescape"),
-                control=self.is_hidden(id),
+                texts[id].decode("utf-8", "surrogateescape"),
+                bool(attr & _HIDDEN),
                 # Those that llama.cpp shows as if they were text (_HARMONY) still open and close messages.
-                guarded=self.is_hidden(id) or bool(self._attr_in_file(id) & _HIDDEN),
+                bool((attr | _ATTRS.get(in_file.get(id, 1), 0)) & _HIDDEN),
             )
-            for id in sorted(candidates)
-            if self.attr(id) & _SPECIAL
+            for id, attr in self.unusual.items()
+            if attr & _SPECIAL
         ]
-        found = [self._with_strips(special) for special in found]
-        return sorted(found, key=lambda special: -len(self.texts[special.id]))
+        lstrip, rstrip = self._strips()
+        if lstrip or rstrip:
+            found = [replace(one, lstrip=one.text in lstrip, rstrip=rstrip and one.text not in _PHI3) for one in found]
+        return sorted(found, key=lambda special: -len(texts[special.id]))
 
-    def _with_strips(self, special: SpecialToken) -> SpecialToken:
-        """Add what llama.cpp knows, by the names of models, about the spaces around special tokens."""
+    def _strips(self) -> tuple[tuple[str, ...], bool]:
+        """Tell which token takes the spaces before it, and whether most take those after them.
+
+        llama.cpp knows by the names of models.
+        """
         name = str(self._metadata.get("general.name", "")).lower()
         arch = str(self._metadata.get("general.architecture", ""))
         pre = self.pre_name or ""
-        if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or any(
-            part in arch for part in ("nomic-bert-moe", "jina-bert-v3")
-        ):
-            return replace(special, lstrip=special.text == "<mask>")
+        jina = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+        if any(part in pre for part in jina) or any(part in arch for part in ("nomic-bert-moe", "jina-bert-v3")):
+            return ("<mask>",), False
         if "phi-3" in name or "phi3" in name:
-            return replace(special, rstrip=special.text not in ("<unk>", "<s>", "<|endoftext|>"))
-        if "modern-bert" in name:
-            return replace(special, lstrip=special.text == "[MASK]")
-        return special
+            return (), True
+        return ("[MASK]",) if "modern-bert" in name else (), False
 
     @cached_property
     def _grouped(self) -> dict[str, list[int]]:
