@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggufpy import BackendError, ContextLengthError, Model, SamplingParams, Session
+from ggufpy import BackendError, ContextLengthError, GGUFError, Model, SamplingParams, Session
 from ggufpy.batch import Part, Piece, split
 from ggufpy.generate import complete
+from ggufpy.testing import write_tiny_model
 
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
 STREAMS = pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
@@ -147,3 +148,21 @@ def test_sequences_of_any_length_give_llama_cpps_bits(unified: bool, path: Path,
     with ReferenceModel(path) as theirs, theirs.session(**options) as expected, model.session(**options) as found:
         for a, b in zip(run(expected), run(found), strict=True):
             assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "message"),
+    [
+        ("lfm2", {"n_embd_head_k": 16, "n_embd_head_v": 16}, r"key_length: 4 heads of 16 do not make 128"),
+        ("lfm2", {"shortconv_l_cache": 1}, r"lfm2.shortconv.l_cache: expected at least 2, found 1"),
+        ("lfm2", {"causal_attn": False}, r"attention.causal"),
+        ("qwen35", {"ssm_d_inner": 96}, r"ssm.inner_size: expected 4 heads of 32, found 96"),
+        ("qwen3next", {"ssm_n_group": 3}, r"ssm.group_count: expected a divisor of 4"),
+        ("qwen35moe", {"full_attention_interval": 0}, r"full_attention_interval: expected at least 1, found 0"),
+        ("qwen35", {"is_recurrent": [True] * 3}, r"attention.recurrent_layers: expected one value or 4"),
+    ],
+)
+def test_what_no_kernel_could_compute_is_refused(name: str, fault: Any, message: str, tmp_path: Path) -> None:
+    """Hyper-parameters of recurrent layers that do not fit together, each by its name."""
+    with pytest.raises(GGUFError, match=message):
+        write_tiny_model(name, tmp_path / "model.gguf", **fault)
