@@ -11,6 +11,7 @@ patterns, each cuts the pieces that the one before left, matches and gaps alike,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +22,7 @@ from ggufpy.tokenizer.unicode_classes import CLASS_SETS, shape
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "splitter"]
 
 _FOREIGN_SPACES = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_BEYOND_ASCII = re.compile("[^\0-\x7f]+")
 _DIGITS = re.compile("[0-9]+")
 _THREE_DIGITS = "[0-9]{3}"
 _NUMBERS = re.compile(f"[{CLASS_SETS['N']}]+")
@@ -230,7 +232,20 @@ def splitter(stages: tuple[_Stage, ...]) -> Callable[[str], list[str]]:
 
 def _reshaped(cut: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
     """Make a function that cuts text of a function that cuts shapes."""
-    return lambda text: cut(text) if text.isascii() else _recut(text, cut(shape(text)))
+
+    def words(text: str) -> list[str]:
+        if text.isascii():
+            return cut(text)
+        pieces = cut(shape(text))
+        foreign = [place for found in _BEYOND_ASCII.finditer(text) for place in range(*found.span())]
+        if len(foreign) * 8 > len(pieces):
+            return _recut(text, pieces)
+        ends = list(accumulate(map(len, pieces)))  # all other pieces are what they look like
+        for i in {bisect_right(ends, place) for place in foreign}:
+            pieces[i] = text[ends[i] - len(pieces[i]) : ends[i]]
+        return pieces
+
+    return words
 
 
 def _recut(text: str, pieces: list[str]) -> list[str]:
