@@ -18,6 +18,7 @@ from itertools import chain
 
 from ggufpy.tokenizer import native
 from ggufpy.tokenizer.merging import Merger
+from ggufpy.tokenizer.offsets import utf8_of_each
 from ggufpy.tokenizer.pretokenizers import PreTokenizer, splitter
 from ggufpy.tokenizer.spm import SPACE, cutter
 from ggufpy.tokenizer.unicode_classes import is_space, lower
@@ -35,6 +36,7 @@ _SYMBOL_OF = [_CHAR_OF[byte].encode() for byte in range(256)]
 
 _SHORT = 64  # characters; a shorter text is not worth cutting
 _DNA = re.compile("<dna>(.*?)(</dna>|$)", re.DOTALL)
+_UPPER = re.compile("[a-z]+")
 _DNA_PIECE = 6  # bases in one token
 _DNA_MARK = "\ue000".encode()  # tells such a token from a word of the same letters
 
@@ -60,6 +62,10 @@ class ByteLevelBPE:
     def encode_relaxed(self, text: str) -> list[int]:
         """Do the same with a text whose bad bytes have been read already."""
         return self._words.encode(self._split(text))
+
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return utf8_of_each(text)
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         symbols = self._symbols(word)
@@ -116,6 +122,10 @@ class RawBPE(ByteLevelBPE):
         lines = self._split(text.replace(" ", SPACE))
         return self._words.encode(chain.from_iterable(map(self._cut, lines)) if len(text) > _SHORT else lines)
 
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return utf8_of_each(text.replace(SPACE, " ") if self._escapes else text)
+
     @cached_property
     def _cut(self) -> Callable[[str], list[str]]:
         return cutter(merge.replace(b" ", b"", 1) for merge in self._merges)
@@ -159,6 +169,11 @@ class HybridDNA:
             done = found.end()
         return ids + self._text.encode(text[done:])
 
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        upper = _DNA.sub(lambda found: f"<dna>{_UPPER.sub(lambda base: base[0].upper(), found[1])}{found[2]}", text)
+        return self._text.seen(upper)
+
     def _bases(self, sequence: bytes, unknown: int) -> list[int]:
         sequence = sequence.upper()
         pieces = [sequence[i : i + _DNA_PIECE].ljust(_DNA_PIECE, b"A") for i in range(0, len(sequence), _DNA_PIECE)]
@@ -177,6 +192,11 @@ class WhitespaceBPE:
         chars = map(lower, relaxed(text)) if self._lowercase else relaxed(text)
         words = "".join([" " if is_space(char) else char for char in chars]).split(" ")
         return list(chain.from_iterable(map(self._words.encode_relaxed, filter(None, words))))
+
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        lowered = list(map(lower, text)) if self._lowercase else list(text)
+        return utf8_of_each("".join([" " if is_space(char) else char for char in lowered]))
 
 
 def byte_pair_encoder(vocab: Vocabulary, pre: PreTokenizer) -> ByteLevelBPE | HybridDNA | WhitespaceBPE:

@@ -48,15 +48,25 @@ class CharacterMap:
 
     def normalize(self, text: str) -> bytes:
         """Return the text with all that the map knows replaced, and U+FFFD for surrogate escapes (bad bytes)."""
+        return b"".join(self._run(part) if is_run else self._translated(part) for is_run, part in self._parts(text))
+
+    def normalized_characters(self, text: str) -> list[bytes | None]:
+        """Return the same for each character: what replaces several for the first of them, None for the others."""
+        found: list[bytes | None] = []
+        for is_run, part in self._parts(text):
+            found += [self._run(part), *[None] * (len(part) - 1)] if is_run else map(self._translated, part)
+        return found
+
+    def _parts(self, text: str) -> Iterator[tuple[bool, str]]:
+        """Cut the text into runs of characters that a match may go over, and others that become something each."""
         chars = set(text)
         for code in [code for code in map(ord, chars) if code not in self._single]:
             replaced = self._replaced(chr(code).encode("utf-8", "surrogateescape"))
             self._single[code] = replaced.decode("utf-8", "surrogateescape")
         followers = re.escape("".join(sorted(self._followers(chars))))
-        if not followers:
-            return self._translated(text)
-        parts = re.split(f"([^{followers}]?[{followers}]+)", text)
-        return b"".join(self._run(part) if i % 2 else self._translated(part) for i, part in enumerate(parts))
+        parts = re.split(f"([^{followers}]?[{followers}]+)", text) if followers else [text]
+        for i, part in enumerate(parts):
+            yield bool(i % 2), part
 
     def _translated(self, text: str) -> bytes:
         parts = [part.translate(self._single) for part in _ASCII_OR_NOT.findall(text)]  # ASCII is much quicker alone

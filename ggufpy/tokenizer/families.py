@@ -5,7 +5,7 @@ Owns: the choice, by `tokenizer.ggml.model` and `tokenizer.ggml.pre`. Does not o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ggufpy.errors import TokenizerError
@@ -30,10 +30,14 @@ _SHOWN = TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED
 
 
 class Encoder(Protocol):
-    """What a family does: plain text, between special tokens, to ids. Bad bytes are surrogate escapes in it."""
+    """What a family does with plain text, between special tokens. Bad bytes are surrogate escapes in it."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids."""
+        ...
+
+    def seen(self, text: str) -> Sequence[bytes | None]:
+        """Return what becomes of each character before tokens are looked for; None: it is one with that before it."""
         ...
 
 

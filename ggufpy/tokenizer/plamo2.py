@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer import native
 from ggufpy.tokenizer.lattice import Lattice
+from ggufpy.tokenizer.offsets import utf8_of_each
 from ggufpy.tokenizer.utf8 import relaxed
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
 
@@ -46,6 +47,10 @@ class Plamo2:
         parts = zip(ids, pairwise([0, *ends]), strict=True)
         found = [[id] if id >= 0 else [self._bytes[byte] for byte in data[slice(*place)]] for id, place in parts]
         return list(chain.from_iterable(reversed(found)))
+
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return utf8_of_each(text)
 
 
 def _score(score: float) -> float:

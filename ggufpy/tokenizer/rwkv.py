@@ -35,6 +35,10 @@ class RWKV:
             raise TokenizerError("the text has a byte that begins no token, and there is none for the unknown")
         return [self._unknown if id < 0 else id for id in ids]
 
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return [char.encode("utf-8", "surrogateescape") for char in text]
+
 
 def unescaped(token: bytes) -> bytes:
     """Return the bytes that a token stands for: `\\xNN`, `\\t`, `\\n`, `\\r`, and `\\` before any other for itself."""

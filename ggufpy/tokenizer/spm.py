@@ -51,6 +51,10 @@ class SentencePieceBPE:
             return self._words.encode([text])
         return self._words.encode(self._cut(text) if len(text) > _SHORT else [text])
 
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return [char.encode("utf-8", "surrogateescape") for char in text.replace(SPACE, " ")]
+
     @cached_property
     def _cut(self) -> Callable[[str], list[str]]:
         return cutter(self._tokens)

@@ -7,6 +7,7 @@ Does not own: reading the vocabulary (`vocab.py`), a family's way with plain tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from os import PathLike
 from typing import Any
 from weakref import WeakMethod
@@ -15,7 +16,8 @@ from ggufpy.errors import TemplateError, TokenizerError
 from ggufpy.gguf import GGUFFile
 from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
 from ggufpy.tokenizer.families import Encoder, encoder, reader
-from ggufpy.tokenizer.vocab import Vocabulary
+from ggufpy.tokenizer.offsets import Token, places
+from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
 
 __all__ = ["Tokenizer"]
 
@@ -34,8 +36,8 @@ class Tokenizer:
     """Encode and decode text with the vocabulary of a GGUF file, with llama.cpp's results.
 
     `encode` equals llama_tokenize, `decode` equals llama_detokenize(remove_special=False, unparse_special=True).
-    A vocabulary whose family ggufpy does not support yet opens too: ids and end-of-generation tokens are there, and
-    asking it for text raises TokenizerError. A tokenizer is immutable and may be shared between threads.
+    A file that has no tokens opens too; asking it for text raises TokenizerError. A tokenizer is immutable and may be
+    shared between threads.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -95,6 +97,12 @@ class Tokenizer:
         return dict(self._vocab.ids)
 
     @property
+    def fim_token_ids(self) -> tuple[int, int, int] | None:
+        """The fill-in-the-middle tokens that come before the prefix, the suffix and the middle; None unless all are."""
+        prefix, suffix, middle = (self._vocab.ids.get(role) for role in ("fim_pre", "fim_suf", "fim_mid"))
+        return None if prefix is None or suffix is None or middle is None else (prefix, suffix, middle)
+
+    @property
     def eog_token_ids(self) -> frozenset[int]:
         """The tokens that end generation: llama.cpp's set (llama_vocab_is_eog).
 
@@ -120,12 +128,48 @@ class Tokenizer:
         model = self._family()
         before, after = self._vocab.around if add_special else ([], [])
         ids = list(map(self._required, before))
-        for part in self._vocab.split_specials(text, shadow, parse_special=parse_special):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += model.encode(part)
+        for start, end, id in self._vocab.split_specials(text, shadow, parse_special=parse_special):
+            ids += model.encode(text[start:end]) if id is None else [id]
         return ids + list(map(self._required, after))
+
+    def encode_batch(
+        self, texts: Iterable[str | bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        """Return the token ids of several texts, each as `encode` gives them."""
+        return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
+
+    def tokens_with_offsets(
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[Token]:
+        """Return the tokens that `encode` gives with their bytes and their places: characters of a str, else bytes.
+
+        The places of the parts of a character are that character's. What a vocabulary normalizes is found again, so
+        `text[start:end]` may differ from the token's bytes; tokens that were added have an empty place.
+        """
+        checked = _checked(text)
+        before, after = self._vocab.around if add_special else ([], [])
+        tokens = [Token(id, self._pieces[id], 0, 0) for id in map(self._required, before)]
+        for start, end, id in self._vocab.split_specials(checked, checked, parse_special=parse_special):
+            if id is None:
+                tokens += self._tokens_in(checked, start, end)
+            else:
+                tokens.append(Token(id, self._pieces[id], start, end))
+        tokens += [Token(id, self._pieces[id], len(checked), len(checked)) for id in map(self._required, after)]
+        return tokens if isinstance(text, str) else _in_bytes(checked, tokens)
+
+    def _tokens_in(self, text: str, start: int, end: int) -> list[Token]:
+        """Return the tokens of a part of the text without special tokens."""
+        vocab, part = self._vocab, text[start:end]
+        ids = self._family().encode(part)
+        is_unknown = {id: bool(vocab.attr(id) & TokenAttr.UNKNOWN) or id == vocab.given_ids.get("unk") for id in ids}
+        pieces = [None if is_unknown[id] else self._pieces[id] for id in ids]
+        if vocab.model == "bert":  # the space in its tokens only says that a word begins
+            pieces = [piece and piece.removeprefix(b" ") for piece in pieces]
+        found = places(self._family().seen(part), pieces)
+        return [
+            Token(id, self._pieces[id], start + first, start + last)
+            for id, (first, last) in zip(ids, found, strict=True)
+        ]
 
     def _required(self, role: str) -> int:
         id = self._vocab.given_ids.get(role)
@@ -218,7 +262,7 @@ class Tokenizer:
         """
         from ggufpy.chat import render, render_guarded  # only those who chat need it
 
-        template = self._choose_template(chat_template, tools is not None)
+        template = self.choose_chat_template(chat_template, with_tools=tools is not None)
         names = {name: self._vocab.given_ids.get(role) for name, role in _TEMPLATE_TOKENS.items()}
         tokens = {name: self._special_text(id) for name, id in names.items() if id is not None}
         variables = {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs}
@@ -234,7 +278,8 @@ class Tokenizer:
     def _special_text(self, id: int) -> str:
         return self._vocab.texts[id].decode("utf-8", "replace")
 
-    def _choose_template(self, asked: str | None, with_tools: bool) -> str:
+    def choose_chat_template(self, asked: str | None = None, *, with_tools: bool = False) -> str:
+        """Return the template named, or given, as `asked`; else the file's own. Raises TemplateError without one."""
         templates = self.chat_templates
         if asked:
             return templates.get(asked, asked)
@@ -246,6 +291,13 @@ class Tokenizer:
         raise TemplateError(
             f"the file has no chat template{others}: pass one as chat_template=, or give the model plain text"
         )
+
+
+def _in_bytes(text: str, tokens: list[Token]) -> list[Token]:
+    """Count the places in bytes of the text."""
+    sizes = map(len, (char.encode("utf-8", "surrogateescape") for char in text))
+    at = list(accumulate(sizes, initial=0))
+    return [Token(token.id, token.piece, at[token.start], at[token.end]) for token in tokens]
 
 
 class _Pieces(dict[int, bytes]):

@@ -54,6 +54,10 @@ class Unigram:
             raise TokenizerError("the text has a character that is no token, and there is none for the unknown")
         return ids
 
+    def seen(self, text: str) -> list[bytes | None]:
+        """Return what becomes of each character."""
+        return [part and part.replace(_SPACE, b" ") for part in self._map.normalized_characters(text)]
+
     def _spaced(self, text: bytes) -> bytes:
         """Put one space before each word, in place of all others, or leave them and put one before the first word.
 

@@ -442,19 +442,19 @@ class Vocabulary:
             groups.setdefault(special.text[:_PREFIX], []).append(order)
         return groups
 
-    def split_specials(self, text: str, shadow: str, *, parse_special: bool) -> Iterator[int | str]:
-        """Yield the ids of special tokens and the text between them (llama.cpp's tokenizer_st_partition).
+    def split_specials(self, text: str, shadow: str, *, parse_special: bool) -> list[tuple[int, int, int | None]]:
+        """Cut a text into special tokens and what is between them (llama.cpp's tokenizer_st_partition).
 
+        Each part is where it begins, where it ends, and the id of the special token that it is, or None.
         User-defined tokens are always matched, control tokens only with `parse_special`. The guarded ones are looked
         for in `shadow`, which is `text` with characters of the parts that must not contain them replaced.
         """
-        fragments: list[int | tuple[int, int]] = [(0, len(text))] if text else []
+        fragments: list[tuple[int, int, int | None]] = [(0, len(text), None)] if text else []
         for special in self._specials_in(text):
             if parse_special or not special.control:
                 where = shadow if special.guarded else text
                 fragments = [part for old in fragments for part in _cut_out(special, old, text, where)]
-        for fragment in fragments:
-            yield fragment if isinstance(fragment, int) else text[slice(*fragment)]
+        return fragments
 
     def _specials_in(self, text: str) -> list[SpecialToken]:
         """Give the special tokens that occur in `text`, in their order. There may be thousands that do not."""
@@ -469,25 +469,22 @@ class Vocabulary:
 
 
 def _cut_out(
-    special: SpecialToken, fragment: int | tuple[int, int], text: str, where: str
-) -> Iterator[int | tuple[int, int]]:
+    special: SpecialToken, fragment: tuple[int, int, int | None], text: str, where: str
+) -> Iterator[tuple[int, int, int | None]]:
     """Cut a fragment of the text at each occurrence of a special token."""
-    if isinstance(fragment, int):
-        yield fragment
-        return
-    start, end = fragment
-    while (at := where.find(special.text, start, end)) >= 0:
+    start, end, id = fragment
+    while id is None and (at := where.find(special.text, start, end)) >= 0:
         left = at
         while special.lstrip and left > start and text[left - 1] in _C_SPACES:
             left -= 1
         if left > start:
-            yield start, left
-        yield special.id
+            yield start, left, None
         start = at + len(special.text)
+        yield at, start, special.id
         while special.rstrip and start < end and text[start] in _C_SPACES:
             start += 1
     if start < end:
-        yield start, end
+        yield start, end, id
 
 
 def _shown(value: Any) -> str:

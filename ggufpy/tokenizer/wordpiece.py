@@ -52,6 +52,11 @@ class WordPiece:
             raise TokenizerError("the text has a word that tokens do not make up, and there is none for the unknown")
         return ids
 
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        table = self._normalized
+        return [(table[ord(char)] or "").encode("utf-8", "surrogatepass") for char in text]
+
 
 class _Words(Longest):
     """Encode words without the compiled part: what native.LongestTokens does."""
