@@ -5,7 +5,9 @@ That these give llama.cpp's ids on random text is tested, where llama_cpp is at 
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -332,6 +334,20 @@ def tokenizers() -> dict[str, dict[str, Any]]:
     made["byte-level"] = byte_level("qwen2", pairs)
     made["byte-level, whole words"] = byte_level("llama-bpe", pairs, add_bos_token=False)
     return {**made, "llama": spm, "t5": {**spm, "tokenizer.ggml.model": "t5", "tokenizer.ggml.eos_token_id": 1}}
+
+
+@pytest.mark.parametrize("name", tokenizers())
+def test_a_tokenizer_goes_when_nobody_has_it(name: str) -> None:
+    """Without the garbage collector: what it remembers and what C has do not hold it."""
+    tokenizer = Tokenizer.from_metadata(tokenizers()[name])
+    tokenizer.decode(tokenizer.encode("ab é中 " * 1000))
+    gone = weakref.ref(tokenizer), weakref.ref(tokenizer._family())
+    gc.disable()
+    try:
+        del tokenizer
+        assert [life() for life in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", tokenizers())

@@ -331,8 +331,9 @@ static int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, co
 
 /* --- the best path ----------------------------------------------------------------------------------------------- */
 
-/* Write the ids of the path with the greatest sum of scores, and where each ends (unless NULL). A character that is no token costs
-   `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token for it too. */
+/* Write the ids of the path with the greatest sum of scores, and where each ends, the last first. A character that is
+   no token costs `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token
+   for it too. */
 static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
                            const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends) {
     const uint8_t * bytes = (const uint8_t *) text;
@@ -368,26 +369,14 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
             steps[start + size] = (struct step) {sum, start, -1};
         }
     }
-    int32_t count = 0; /* backwards first */
+    int32_t count = 0;
     for (uint32_t end = n; end; end = steps[end].start) {
         int32_t id = steps[end].id < 0 ? unknown : steps[end].id;
         if (apart || !count || id != unknown || ids[count - 1] != unknown) {
-            if (id_ends) {
-                id_ends[count] = end;
-            }
-            ids[count++] = id;
+            ids[count] = id;
+            id_ends[count++] = end;
         }
     }
     free(steps);
-    for (int32_t i = 0, k = count - 1; i < k; i++, k--) {
-        int32_t id = ids[i];
-        ids[i] = ids[k];
-        ids[k] = id;
-        if (id_ends) {
-            uint32_t end = id_ends[i];
-            id_ends[i] = id_ends[k];
-            id_ends[k] = end;
-        }
-    }
     return count;
 }

@@ -157,15 +157,15 @@ class BestPath:
 
     def best(self, text: bytes) -> list[int]:
         """Return the ids of the path."""
-        ffi, C = _parts()  # noqa: N806
-        out, n = _Output(len(text)), len(text)
-        return out.first(
-            C.ggufpy_best(self._tokens.pointer, self._c_scores, *self._unknown, text, n, out.c_ids, ffi.NULL)
-        )
+        return self._backwards(text)[0][::-1]
 
     def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
         """Return the ids of the path and where each ends."""
+        ids, ends = self._backwards(text)
+        return ids[::-1], ends[: len(ids)].tolist()[::-1]
+
+    def _backwards(self, text: bytes) -> tuple[list[int], array[int]]:
         _, C = _parts()  # noqa: N806
-        out, n = _Output(len(text), len(text)), len(text)
-        count = C.ggufpy_best(self._tokens.pointer, self._c_scores, *self._unknown, text, n, out.c_ids, out.c_ends)
-        return out.first(count), out.ends[:count].tolist()
+        out, tokens = _Output(len(text), len(text)), self._tokens.pointer
+        n = C.ggufpy_best(tokens, self._c_scores, *self._unknown, text, len(text), out.c_ids, out.c_ends)
+        return out.first(n), out.ends

@@ -1,12 +1,14 @@
 """`Tokenizer`: text ↔ token ids, and messages → prompt.
 
 Owns: the order of things in a text (begin and end tokens, special tokens, text between them), decoding and its options.
-Does not own: reading the vocabulary (`vocab.py`), a family's way with plain text (`bpe.py`), templates (`ggufpy.chat`).
+Does not own: reading the vocabulary (`vocab.py`), finding special tokens (`specials.py`), a family's way with plain
+text (`families.py`), templates (`ggufpy.chat`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from os import PathLike
 from typing import Any
@@ -17,6 +19,7 @@ from ggufpy.gguf import GGUFFile
 from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
 from ggufpy.tokenizer.families import Encoder, encoder, reader
 from ggufpy.tokenizer.offsets import Token, places
+from ggufpy.tokenizer.specials import Specials
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -128,7 +131,7 @@ class Tokenizer:
         model = self._family()
         before, after = self._vocab.around if add_special else ([], [])
         ids = list(map(self._required, before))
-        for start, end, id in self._vocab.split_specials(text, shadow, parse_special=parse_special):
+        for start, end, id in self._specials.split(text, shadow, parse_special=parse_special):
             ids += model.encode(text[start:end]) if id is None else [id]
         return ids + list(map(self._required, after))
 
@@ -149,7 +152,7 @@ class Tokenizer:
         checked = _checked(text)
         before, after = self._vocab.around if add_special else ([], [])
         tokens = [Token(id, self._pieces[id], 0, 0) for id in map(self._required, before)]
-        for start, end, id in self._vocab.split_specials(checked, checked, parse_special=parse_special):
+        for start, end, id in self._specials.split(checked, checked, parse_special=parse_special):
             if id is None:
                 tokens += self._tokens_in(checked, start, end)
             else:
@@ -170,6 +173,10 @@ class Tokenizer:
             Token(id, self._pieces[id], start + first, start + last)
             for id, (first, last) in zip(ids, found, strict=True)
         ]
+
+    @cached_property
+    def _specials(self) -> Specials:
+        return Specials(self._vocab)
 
     def _required(self, role: str) -> int:
         id = self._vocab.given_ids.get(role)
@@ -268,7 +275,7 @@ class Tokenizer:
         variables = {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs}
         if not tokenize:
             return render(template, messages, tokens=tokens, **variables)
-        guarded = [special.text for special in self._vocab.specials if special.guarded]
+        guarded = [special.text for special in self._specials.tokens if special.guarded]
         text, shadow = render_guarded(template, messages, guarded, tokens=tokens, **variables)
         ids = self._encode(_checked(text), shadow, add_special=False, parse_special=True)
         if "bos" in self._vocab.around[0] and ids[:1] != [self.bos_token_id]:

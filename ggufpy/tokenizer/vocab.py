@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file: tokens, their kinds, special ids, and the tokens that end generation.
 
-Owns: reading and checking the `tokenizer.ggml.*` keys, llama.cpp's rules about token names, and finding special tokens
-in a text. Does not own: turning text into tokens (`bpe.py`, `tokenizer.py`).
+Owns: reading and checking the `tokenizer.ggml.*` keys, and llama.cpp's rules about token names. Does not own: finding
+special tokens in a text (`specials.py`), turning text into tokens (`families.py`, `tokenizer.py`).
 
 Opening a vocabulary builds no strings, unless it has byte tokens, which are checked. The tokens are read, as bytes,
 when something first depends on them. The rules are those of llama_vocab::impl::load (llama-vocab.cpp).
@@ -12,22 +12,20 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
-__all__ = ["SpecialToken", "TokenAttr", "Vocabulary"]
+__all__ = ["TokenAttr", "Vocabulary"]
 
 _log = logging.getLogger("ggufpy.tokenizer")
 
 _BYTE_TOKEN = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
 _DNA_MARK = "\ue000".encode()  # in the name of a token for bases, which may also be a word
-_C_SPACES = " \t\n\v\f\r"
-_PREFIX = 4  # special tokens that share so many characters are looked for together
 
 
 class TokenAttr:
@@ -52,19 +50,6 @@ _ATTRS = {
     6: TokenAttr.BYTE,
 }
 _HIDDEN = TokenAttr.CONTROL | TokenAttr.UNKNOWN  # matched in a text, and shown, only on request
-_SPECIAL = _HIDDEN | TokenAttr.USER_DEFINED
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
-    """Describe a token that is matched as a whole. `guarded`: what a chat message says must not be taken for it."""
-
-    id: int
-    text: str
-    control: bool
-    guarded: bool
-    lstrip: bool = False
-    rstrip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +115,6 @@ _NAMED_EOG = (
     " <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>"
     " <｜end▁of▁sentence｜> [e~["
 )
-_PHI3 = ("<unk>", "<s>", "<|endoftext|>")  # whose following spaces stay
 _HARMONY = "<|channel|> <|message|> <|start|> <|constrain|>"  # user-defined in llama.cpp, so that they are always shown
 
 
@@ -328,10 +312,18 @@ class Vocabulary:
 
     def attr(self, id: int) -> int:
         """Give the kind of a token, after llama.cpp's overrides."""
-        return self._names.attrs.get(id) or self._attr_in_file(id)
+        return self._names.attrs.get(id) or self.attr_in_file(id)
 
-    def _attr_in_file(self, id: int) -> int:
+    def attr_in_file(self, id: int) -> int:
+        """Give the kind of a token before them."""
         return _ATTRS.get(self._kinds.get(id, 1), TokenAttr.UNDEFINED)
+
+    @cached_property
+    def model_names(self) -> tuple[str, str, str]:
+        """What the model is called, in lower case, its architecture and its pre-tokenizer: llama.cpp goes by these."""
+        names = (self._metadata.get(f"general.{key}", "") for key in ("name", "architecture"))
+        name, arch = (one if isinstance(one, str) else "" for one in names)
+        return name.lower(), arch, self.pre_name or ""
 
     def is_hidden(self, id: int) -> bool:
         """Tell whether the token is a control or the unknown token, which `skip_special_tokens` leaves out."""
@@ -344,7 +336,7 @@ class Vocabulary:
         attrs: dict[int, int] = {}
 
         def attr(id: int) -> int:
-            return attrs.get(id) or self._attr_in_file(id)
+            return attrs.get(id) or self.attr_in_file(id)
 
         def found(names: str) -> dict[str, int]:
             return {name: self.id_of[name.encode()] for name in names.split() if name.encode() in self.id_of}
@@ -397,94 +389,6 @@ class Vocabulary:
     def eog(self) -> frozenset[int]:
         """The tokens that end generation: exactly llama.cpp's set, which it mostly makes from names."""
         return self._names.eog
-
-    # -- special tokens in a text --------------------------------------------------------------------------------
-
-    @cached_property
-    def specials(self) -> list[SpecialToken]:
-        """The tokens that are matched as a whole: longest first, as they take precedence."""
-        texts, in_file = self.texts, self._kinds
-        found = [
-            SpecialToken(
-                id,
-                texts[id].decode("utf-8", "surrogateescape"),
-                bool(attr & _HIDDEN),
-                # Those that llama.cpp shows as if they were text (_HARMONY) still open and close messages.
-                bool((attr | _ATTRS.get(in_file.get(id, 1), 0)) & _HIDDEN),
-            )
-            for id, attr in self.unusual.items()
-            if attr & _SPECIAL
-        ]
-        lstrip, rstrip = self._strips()
-        if lstrip or rstrip:
-            found = [replace(one, lstrip=one.text in lstrip, rstrip=rstrip and one.text not in _PHI3) for one in found]
-        return sorted(found, key=lambda special: -len(texts[special.id]))
-
-    def _strips(self) -> tuple[tuple[str, ...], bool]:
-        """Tell which token takes the spaces before it, and whether most take those after them.
-
-        llama.cpp knows by the names of models.
-        """
-        name = str(self._metadata.get("general.name", "")).lower()
-        arch = str(self._metadata.get("general.architecture", ""))
-        pre = self.pre_name or ""
-        jina = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
-        if any(part in pre for part in jina) or any(part in arch for part in ("nomic-bert-moe", "jina-bert-v3")):
-            return ("<mask>",), False
-        if "phi-3" in name or "phi3" in name:
-            return (), True
-        return ("[MASK]",) if "modern-bert" in name else (), False
-
-    @cached_property
-    def _grouped(self) -> dict[str, list[int]]:
-        groups: dict[str, list[int]] = {}
-        for order, special in enumerate(self.specials):
-            groups.setdefault(special.text[:_PREFIX], []).append(order)
-        return groups
-
-    def split_specials(self, text: str, shadow: str, *, parse_special: bool) -> list[tuple[int, int, int | None]]:
-        """Cut a text into special tokens and what is between them (llama.cpp's tokenizer_st_partition).
-
-        Each part is where it begins, where it ends, and the id of the special token that it is, or None.
-        User-defined tokens are always matched, control tokens only with `parse_special`. The guarded ones are looked
-        for in `shadow`, which is `text` with characters of the parts that must not contain them replaced.
-        """
-        fragments: list[tuple[int, int, int | None]] = [(0, len(text), None)] if text else []
-        for special in self._specials_in(text):
-            if parse_special or not special.control:
-                where = shadow if special.guarded else text
-                fragments = [part for old in fragments for part in _cut_out(special, old, text, where)]
-        return fragments
-
-    def _specials_in(self, text: str) -> list[SpecialToken]:
-        """Give the special tokens that occur in `text`, in their order. There may be thousands that do not."""
-        found = [
-            order
-            for prefix, orders in self._grouped.items()
-            if prefix in text
-            for order in orders
-            if self.specials[order].text in text
-        ]
-        return [self.specials[order] for order in sorted(found)]
-
-
-def _cut_out(
-    special: SpecialToken, fragment: tuple[int, int, int | None], text: str, where: str
-) -> Iterator[tuple[int, int, int | None]]:
-    """Cut a fragment of the text at each occurrence of a special token."""
-    start, end, id = fragment
-    while id is None and (at := where.find(special.text, start, end)) >= 0:
-        left = at
-        while special.lstrip and left > start and text[left - 1] in _C_SPACES:
-            left -= 1
-        if left > start:
-            yield start, left, None
-        start = at + len(special.text)
-        yield at, start, special.id
-        while special.rstrip and start < end and text[start] in _C_SPACES:
-            start += 1
-    if start < end:
-        yield start, end, id
 
 
 def _shown(value: Any) -> str:
