@@ -6,9 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ggufpy import arch as arch
+    from ggufpy import hub as hub
+    from ggufpy import reference as reference
+    from ggufpy import testing as testing
     from ggufpy._ffi.lib import build_info as build_info
     from ggufpy.backend import Device as Device
     from ggufpy.backend import devices as devices
+    from ggufpy.errors import BackendError as BackendError
+    from ggufpy.errors import BuildError as BuildError
+    from ggufpy.errors import ClosedError as ClosedError
+    from ggufpy.errors import ContextLengthError as ContextLengthError
+    from ggufpy.errors import DownloadError as DownloadError
+    from ggufpy.errors import DumpError as DumpError
+    from ggufpy.errors import GGUFError as GGUFError
+    from ggufpy.errors import GgufpyError as GgufpyError
+    from ggufpy.errors import GraphError as GraphError
+    from ggufpy.errors import SamplingError as SamplingError
+    from ggufpy.errors import TemplateError as TemplateError
+    from ggufpy.errors import TokenizerError as TokenizerError
+    from ggufpy.errors import UnsupportedArchitectureError as UnsupportedArchitectureError
     from ggufpy.generate import Completion as Completion
     from ggufpy.generate import CompletionChunk as CompletionChunk
     from ggufpy.gguf import GGUFFile as GGUFFile
@@ -36,15 +53,18 @@ _HOME = {
     "devices": "backend",
 }
 _ERRORS = (
-    "BackendError", "BuildError", "ClosedError", "ContextLengthError", "DownloadError", "GGUFError", "GgufpyError",
-    "GraphError", "SamplingError", "TemplateError", "TokenizerError", "UnsupportedArchitectureError",
+    "BackendError", "BuildError", "ClosedError", "ContextLengthError", "DownloadError", "DumpError", "GGUFError",
+    "GgufpyError", "GraphError", "SamplingError", "TemplateError", "TokenizerError", "UnsupportedArchitectureError",
 )  # fmt: skip
 _HOME |= dict.fromkeys(_ERRORS, "errors")
+_MODULES = ("arch", "hub", "reference", "testing")
 
 __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"ggufpy.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'ggufpy' has no attribute {name!r}")
     value = getattr(import_module(f"ggufpy.{_HOME[name]}"), name)
@@ -53,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

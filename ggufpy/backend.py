@@ -272,7 +272,11 @@ def _takes(kind: BufferType, device: Device, tensor: Tensor, experts: bool) -> b
 
 
 class Buffer(Owner):
-    """Memory that tensors are bound to: allocated by ggml, or the host's own, such as a mapped file."""
+    """Memory that tensors are bound to: allocated by ggml, or the host's own, such as a mapped file.
+
+    `base` is its address (an int), `size` its bytes, `type` its kind. `is_mapped` says that it is memory which a caller
+    gave, `readonly` that nobody may write to it, `packed` that weights are rearranged in it.
+    """
 
     def __init__(self, ptr: Any, *, refs: Sequence[Any] = (), readonly: bool = False, is_mapped: bool = False) -> None:
         self._ptr = ffi.gc(ptr, C.ggml_backend_buffer_free)

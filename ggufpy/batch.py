@@ -93,15 +93,20 @@ def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
     return ordered.astype(np.int64), order
 
 
-def split(parts: Sequence[Part], *, n_batch: int, n_ubatch: int, evenly: bool) -> Iterator[list[Piece]]:
-    """Cut a call into micro-batches: in runs, or evenly over the sequences where each has its own stream."""
+def split(
+    parts: Sequence[Part], *, n_batch: int, n_ubatch: int, evenly: bool, neighbours: bool = True
+) -> Iterator[list[Piece]]:
+    """Cut a call into micro-batches: in runs, or evenly over the sequences.
+
+    Each needs that which has its own stream, and then its `neighbours` by number only, or a state.
+    """
     whole = [Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
     if len(parts) == 1 and len(parts[0].ids) <= n_ubatch:
         yield whole
         return
     for pieces in _cut(whole, n_batch):
         if evenly:
-            yield from _cut_evenly(pieces, [part.seq_id for part in parts], n_ubatch)
+            yield from _cut_evenly(pieces, [part.seq_id for part in parts] if neighbours else None, n_ubatch)
         else:
             yield from _cut(pieces, n_ubatch)
 
@@ -123,13 +128,13 @@ def _cut(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
         yield run
 
 
-def _cut_evenly(pieces: list[Piece], seq_ids: list[int], limit: int) -> Iterator[list[Piece]]:
-    """Cut into equally many tokens of each of some neighbouring sequences (llama_batch_allocr::split_equal)."""
+def _cut_evenly(pieces: list[Piece], seq_ids: list[int] | None, limit: int) -> Iterator[list[Piece]]:
+    """Cut into equally many tokens of some sequences, neighbours if numbered (llama_batch_allocr::split_equal)."""
     left = list(pieces)
     while left:
         chosen: list[Piece] = []
         for piece in left:
-            if not chosen or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
+            if not chosen or not seq_ids or seq_ids[piece.part] == seq_ids[chosen[-1].part] + 1:
                 chosen.append(piece)
                 if len(chosen) > limit:
                     break

@@ -10,6 +10,7 @@ __all__ = [
     "ClosedError",
     "ContextLengthError",
     "DownloadError",
+    "DumpError",
     "GGUFError",
     "GgufpyError",
     "GraphError",
@@ -72,3 +73,7 @@ class ClosedError(GgufpyError, ValueError):
 
 class DownloadError(GgufpyError, OSError):
     """A named model is unknown, or could not be fetched, checked or kept."""
+
+
+class DumpError(GgufpyError, ValueError):
+    """A file of reference logits is damaged, or does not belong to the model it is compared with."""

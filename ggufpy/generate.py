@@ -444,7 +444,7 @@ def _keep_prefix(session: SequenceDecoder, prompt: Sequence[int], seq_id: int) -
     n = reusable_prefix(session.tokens(seq_id), prompt)
     try:
         session.trim(seq_id, n)
-    except ContextLengthError:  # a windowed cache has dropped what a continuation there would look at
+    except ContextLengthError:  # a window or a state has left behind what a continuation there needs
         n = 0
         session.trim(seq_id, n)
     return n

@@ -1,13 +1,13 @@
 """The KV cache: where each token's keys and values lie, and the graph inputs that say so. Or none, for encoders.
 
-This file owns cells, sequences, streams and windows, with llama.cpp's rules for which cell a token gets: sums over the
-cache run in cell order, so the rules decide bits. It does not know models, tokens' meaning or who runs the graph.
-Shapes in comments are in ggml order. "Row" below is a sequence's place in its stream, "cell" a token's place.
+This file owns the tensors of keys and values, streams, sequences, and what layers with a window keep; which cell a
+token gets is cells.py's, what recurrent layers keep is states.py's. It does not know models, tokens' meaning or who
+runs the graph. Shapes in comments are in ggml order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
-from ggufpy.batch import IntArray, MicroBatch
+from ggufpy.batch import MicroBatch
+from ggufpy.cells import BoolArray, Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.states import Rows, StateCache, StateInputs
 
-__all__ = ["CacheInputs", "CacheOptions", "Cells", "KVCache", "KVInputs", "Memory", "NoMemory", "Placement", "Window"]
-
-BoolArray = npt.NDArray[np.bool_]
+__all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
 
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
@@ -38,111 +38,6 @@ class Placement:
     streams: list[int]
     cells: list[npt.NDArray[np.int64]]  # a stream's cells, in the order of its tokens
     n_kv: int = 0  # cells the graph has to look at
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which positions a token sees of those before it: the n last ones with its own, or all of its own run of n."""
-
-    n: int
-    chunked: bool = False
-
-    def first(self, position: Any) -> Any:
-        """Return the first position that the token at a position (or at each of an array of them) sees."""
-        return position // self.n * self.n if self.chunked else position - (self.n - 1)
-
-
-class Cells:
-    """The cells of one stream: position and owners of each, and where the next token goes."""
-
-    __slots__ = ("end", "has", "head", "pos", "used")
-
-    def __init__(self, size: int, n_rows: int) -> None:
-        self.pos: IntArray = np.full(size, -1, np.int32)  # -1: the cell is empty
-        self.has: BoolArray = np.zeros((n_rows, size), np.bool_)
-        self.head = self.used = self.end = 0
-
-    def copy(self) -> Cells:
-        other = Cells.__new__(Cells)
-        other.pos, other.has = self.pos.copy(), self.has.copy()
-        other.head, other.used, other.end = self.head, self.used, self.end
-        return other
-
-    def find(self, n: int, window: Window | None) -> npt.NDArray[np.int64] | None:
-        """Find n cells, walking from the head round to it again: empty ones, and ones their window has left behind."""
-        size = len(self.pos)
-        head = 0 if self.head > self.used + 2 * n else self.head
-        if self.end <= head and head + n <= size:
-            return np.arange(head, head + n)
-        free = self.pos < 0
-        if window:
-            free |= self._left_behind(window)
-        cells = np.concatenate((np.flatnonzero(free[head:]) + head, np.flatnonzero(free[:head])))
-        return cells[:n] if len(cells) >= n else None
-
-    def _left_behind(self, window: Window) -> BoolArray:
-        single = self.has.sum(axis=0) == 1
-        left = np.zeros(len(self.pos), np.bool_)
-        for row in range(len(self.has)):
-            left |= single & self.has[row] & (self.pos < window.first(self.max_pos(row) + 1))
-        return left
-
-    def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
-        """Put tokens into cells. A sequence that loses a cell loses everything before it too, so it has no gaps."""
-        self.head = int(cells[-1]) + 1
-        if self.end <= cells[0] <= cells[-1]:  # nothing is overwritten
-            self.pos[cells] = positions
-            self.has[rows, cells] = True
-            self.used += len(cells)
-            self.end = self.head
-            return
-        lost = cells[self.pos[cells] >= 0]
-        purge = [(row, int(self.pos[lost[has]].max())) for row, has in enumerate(self.has[:, lost]) if has.any()]
-        self.has[:, lost] = False
-        self.used += len(cells) - len(lost)
-        self.pos[cells] = positions
-        self.has[rows, cells] = True
-        self.end = max(self.end, int(cells.max()) + 1)
-        for row, last in purge:
-            self.remove(row, 0, last + 1)
-        self.head = int(cells[-1]) + 1
-
-    def remove(self, row: int, p0: int, p1: int) -> None:
-        """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
-        pos = self.pos[: self.end]
-        mine = np.flatnonzero(self.has[row, : self.end] & (pos >= p0) & (pos < p1))
-        self.has[row, mine] = False
-        freed = mine[~self.has[:, mine].any(axis=0)]
-        if len(freed):
-            self.pos[freed] = -1
-            self.head = min(self.head, int(freed[0]))
-            kept = np.flatnonzero(pos >= 0)
-            self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
-
-    def clear(self) -> None:
-        """Make every cell empty and begin again with the first."""
-        self.pos[: self.end] = -1
-        self.has[:, : self.end] = False
-        self.head = self.used = self.end = 0
-
-    def max_pos(self, row: int) -> int:
-        """Return a sequence's last position, -1 if it has none."""
-        return int(self.pos[: self.end].max(where=self.has[row, : self.end], initial=-1))
-
-    def min_pos(self, row: int) -> int:
-        """Return a sequence's first position, a huge one if it has none."""
-        return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
-
-    def visible(
-        self, row: int, positions: IntArray, n_kv: int, window: Window | None, *, causal: bool = True
-    ) -> BoolArray:
-        """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
-        pos = self.pos[:n_kv]
-        has = self.has[row, :n_kv]
-        seen: BoolArray = has & (pos <= positions[:, None]) if causal else np.tile(has, (len(positions), 1))
-        if window:
-            seen &= pos >= window.first(positions[:, None])
-        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +123,48 @@ class KVCache:
             placement.n_kv = max(placement.n_kv, min(self.size, used))
             start += len(found)
 
+    def snapshot(self) -> list[Cells]:
+        """Return who has which cell, to `restore` it."""
+        return [cells.copy() for cells in self.cells]
+
+    def restore(self, before: list[Cells]) -> None:
+        """Go back to what `snapshot` returned, if nothing was computed since."""
+        self.cells = before
+
+    def inputs(self, g: Context, placement: Placement, n_tokens: int) -> KVInputs:
+        """Make the inputs of a graph for micro-batches of a shape."""
+        return KVInputs(g, self, placement, n_tokens, "_swa" if self.window else "")
+
+    def check_trim(self, seq_id: int, n: int) -> None:
+        """Raise ContextLengthError where the first n positions' continuation would look at cells that are lost."""
+        stream, row = self.stream_row(seq_id)
+        cells = self.cells[stream]
+        needed = max(0, self.window.first(n)) if self.window else 0
+        if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
+            raise ContextLengthError(
+                f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "
+                f"{needed} on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
+            )
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep a sequence's first n positions."""
+        stream, row = self.stream_row(seq_id)
+        self.cells[stream].remove(row, n, 2**31 - 1)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for cells in self.cells:
+            cells.clear()
+
+    def fork(self, src: int, dst: int) -> None:
+        """Let two sequences share cells in a unified cache; otherwise copy the data."""
+        (s0, r0), (s1, r1) = self.stream_row(src), self.stream_row(dst)
+        if s0 != s1:
+            self.copy_stream(s0, s1)
+        else:
+            self.cells[s1].remove(r1, 0, 2**31 - 1)
+            self.cells[s1].has[r1] = self.cells[s0].has[r0]
+
     def copy_stream(self, src: int, dst: int) -> None:
         """Copy one stream's cells and data to another."""
         self.cells[dst] = self.cells[src].copy()
@@ -261,6 +198,11 @@ class KVInputs:
         self.mask = g.input(mask_type, self.n_kv, n_tokens // n_stream, 1, n_stream, name=f"attn_inp_kq_mask{name}")
         self.k_rot = self._rotation(cache.k_rot, f"attn_inp_k_rot{name}")
         self.v_rot = self._rotation(cache.v_rot, f"attn_inp_v_rot{name}")
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The inputs that need memory even where no node uses them."""
+        return (self.mask,)
 
     def _rotation(self, matrix: npt.NDArray[np.float32] | None, name: str) -> Tensor | None:
         return None if matrix is None else self.g.input(GGMLType.F32, *matrix.shape, name=name)
@@ -363,7 +305,7 @@ def attention_mask(seen: BoolArray, bias: npt.NDArray[np.float32] | None, flash_
 
 
 class Memory:
-    """All caches of a session: one, or one for the layers that see everything and one for those with a window."""
+    """All that a session keeps: a cache for the layers that see everything, one for those with a window, states."""
 
     def __init__(
         self,
@@ -373,11 +315,12 @@ class Memory:
         size: int,
         n_ubatch: int,
         swa_full: bool,
+        states: Mapping[int, Mapping[str, int]],
         device_of: Callable[[int], Device],
     ) -> None:
         full = [il for il, n in enumerate(config.n_head_kv) if n and not config.is_swa[il]]
         windowed = [il for il, n in enumerate(config.n_head_kv) if n and config.is_swa[il]]
-        self.caches: list[KVCache] = []
+        self.caches: list[KVCache | StateCache] = []
         self.cache_of_layer: dict[int, int] = {}
         size_swa = config.n_swa * (options.n_seq_max if options.unified else 1) + n_ubatch
         size_swa = size if swa_full else -(-min(size, size_swa) // N_KV_PAD) * N_KV_PAD
@@ -386,68 +329,55 @@ class Memory:
             if layers:
                 self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
                 self.caches.append(KVCache(config, layers, options, size=n, window=seen, device_of=device_of))
+        if states:
+            n_stream = 1 if options.unified else options.n_seq_max
+            self.caches.append(StateCache(states, n_seq_max=options.n_seq_max, n_stream=n_stream, device_of=device_of))
 
     def close(self) -> None:
         """Free all caches."""
         for cache in self.caches:
             cache.close()
 
-    def place(self, ubatch: MicroBatch) -> list[Placement] | None:
+    def place(self, ubatch: MicroBatch) -> list[Place] | None:
         """Place a micro-batch in every cache, or in none (None) where one of them has no room."""
         found = [cache.find(ubatch) for cache in self.caches]
         placements = [placement for placement in found if placement is not None]
         if len(placements) < len(found):
             return None
         for cache, placement in zip(self.caches, placements, strict=True):
-            cache.take(ubatch, placement)
+            cache.take(ubatch, placement)  # type: ignore[arg-type]  # each found its own
         return placements
 
-    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[KVInputs]:
+    def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CacheInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
-        return [
-            KVInputs(g, cache, placement, n_tokens, "_swa" if cache.window else "")
-            for cache, placement in zip(self.caches, placements, strict=True)
-        ]
+        pairs = zip(self.caches, placements, strict=True)
+        return [cache.inputs(g, placement, n_tokens) for cache, placement in pairs]  # type: ignore[arg-type]
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
-        before = [[cells.copy() for cells in cache.cells] for cache in self.caches]
+        before = [cache.snapshot() for cache in self.caches]
         try:
             return all(self.place(ubatch) is not None for ubatch in ubatches)
         finally:
-            for cache, cells in zip(self.caches, before, strict=True):
-                cache.cells = cells
+            for cache, then in zip(self.caches, before, strict=True):
+                cache.restore(then)  # type: ignore[arg-type]
 
     def trim(self, seq_id: int, n: int) -> None:
-        """Keep a sequence's first n positions. ContextLengthError where a window's cache has lost what that needs."""
+        """Keep a sequence's first n positions. ContextLengthError, with nothing changed, where one cache cannot."""
         for cache in self.caches:
-            stream, row = cache.stream_row(seq_id)
-            cells = cache.cells[stream]
-            needed = max(0, cache.window.first(n)) if cache.window else 0
-            if 0 < n <= cells.max_pos(row) and cells.min_pos(row) > needed:
-                raise ContextLengthError(
-                    f"cannot trim sequence {seq_id} to {n} tokens: its windowed layers need the positions from "
-                    f"{needed} on but keep only those from {cells.min_pos(row)} on; use swa_full=True"
-                )
+            cache.check_trim(seq_id, n)
         for cache in self.caches:
-            stream, row = cache.stream_row(seq_id)
-            cache.cells[stream].remove(row, n, 2**31 - 1)
+            cache.trim(seq_id, n)
 
     def clear(self) -> None:
         """Forget all sequences."""
         for cache in self.caches:
-            for cells in cache.cells:
-                cells.clear()
+            cache.clear()
 
     def fork(self, src: int, dst: int) -> None:
-        """Make sequence dst a copy of src. In a unified cache the two share cells; otherwise the data is copied."""
+        """Make sequence dst a copy of src."""
         for cache in self.caches:
-            (s0, r0), (s1, r1) = cache.stream_row(src), cache.stream_row(dst)
-            if s0 != s1:
-                cache.copy_stream(s0, s1)
-            else:
-                cache.cells[s1].remove(r1, 0, 2**31 - 1)
-                cache.cells[s1].has[r1] = cache.cells[s0].has[r0]
+            cache.fork(src, dst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +405,11 @@ class CallInputs:
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The inputs that need memory even where no node uses them."""
+        return (self.mask,)
+
     def store(self, graph: Graph, k: Tensor, v: Tensor, il: int) -> None:
         """Remember this micro-batch's keys and values ([n_embd_head, n_head_kv, n_tokens])."""
         self.k[il], self.v[il] = k, v
@@ -500,7 +435,8 @@ class CallInputs:
         self.mask.set(attention_mask(seen, bias, options.flash_attn).reshape(self.mask.shape))
 
 
-CacheInputs = KVInputs | CallInputs
+CacheInputs = KVInputs | CallInputs | StateInputs
+Place = Placement | Rows
 
 
 class NoMemory:
@@ -511,12 +447,12 @@ class NoMemory:
         self.caches = [NoCache(options, n_swa) for n_swa in windows]
         self.cache_of_layer = {il: len(self.caches) - 1 if w else 0 for il, w in enumerate(config.is_swa)}
 
-    def place(self, ubatch: MicroBatch) -> list[Placement]:
+    def place(self, ubatch: MicroBatch) -> list[Place]:
         """Let a micro-batch look at itself."""
         n_tokens = len(ubatch.tokens)
         return [Placement([0], [np.arange(n_tokens)], n_tokens) for _ in self.caches]
 
-    def inputs(self, g: Context, placements: Sequence[Placement], n_tokens: int) -> list[CallInputs]:
+    def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CallInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [CallInputs(g, cache, n_tokens) for cache in self.caches]
 

@@ -164,7 +164,10 @@ class Model:
         """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
 
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
-        SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again.
+        SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again. Setting
+        `cancel`, from any thread, ends the answer before its next token.
+
+        Raises SamplingError, ContextLengthError, TokenizerError, ValueError for what is no prompt, and ClosedError.
         """
         from ggufpy import generate
 
@@ -207,8 +210,9 @@ class Model:
     ) -> Completion:
         """Answer a conversation with the file's chat template, or with the one given.
 
-        Text in messages stays text: it cannot forge control tokens. TemplateError where there is no template, or
-        where it refuses the messages.
+        Text in messages stays text: it cannot forge control tokens. `chat_template` is a template or the name of one
+        in the file; `tools` and `chat_template_kwargs` (such as enable_thinking) are what it may ask for; the rest are
+        `generate`'s. TemplateError where there is no template, or where it refuses the messages.
         """
         chunks = self.stream_chat(
             messages, params, tools=tools, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,

@@ -20,20 +20,20 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ggufpy.errors import GgufpyError
+from ggufpy.errors import DumpError
 from ggufpy.gguf import GGMLType, GGUFFile
 
 if TYPE_CHECKING:
     from ggufpy.model import Model
 
-__all__ = ["Comparison", "Dump", "DumpError", "Limits", "LogProbs", "compare", "compare_model", "read_dump", "replay"]
+__all__ = ["Comparison", "Dump", "Limits", "LogProbs", "compare", "compare_model", "read_dump", "replay"]
 
 FORMAT = "ggufpy-dump-1"
 MAGIC_NPZ, MAGIC_GGUF, MAGIC_LOG_PROBS = b"PK\x03\x04", b"GGUF", b"_logits_"
@@ -41,13 +41,7 @@ SIZES = ("n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_threads", "n_threads_ba
 OPTIONS = {*SIZES, "flash_attn", "type_k", "type_v", "kv_unified", "swa_full"}
 N_SPREAD, N_LIKELIEST = 256, 8  # columns kept of a wide row: spread over the vocabulary, and every row's likeliest
 
-Rows = str | Sequence[int]
-Item = tuple[int, Sequence[int], Rows]
 Step = tuple[Any, ...]
-
-
-class DumpError(GgufpyError, ValueError):
-    """A file of reference logits is damaged, or does not belong to the model it is compared with."""
 
 
 class Decoder(Protocol):

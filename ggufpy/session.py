@@ -25,7 +25,8 @@ from ggufpy.batch import FloatArray, IntArray, MicroBatch, Part, Piece, Wanted, 
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
-from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Placement
+from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Place
+from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
 
 __all__ = ["Pooling", "Session", "SessionOptions"]
@@ -195,6 +196,7 @@ class Session:
             size=self.n_ctx_seq,
             n_ubatch=self.n_ubatch,
             swa_full=options.swa_full,
+            states=self._arch.states(config),
             device_of=lambda il: layout.layers[il],
         )
 
@@ -211,8 +213,9 @@ class Session:
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]]) -> list[FloatArray]:
         """Append tokens to several sequences at once; returns each one's logits as `decode` does, in this order.
 
-        Micro-batches are cut as llama.cpp cuts them. A failure in the middle (BackendError) leaves those already
-        computed in place; `n_past` says how far each sequence is.
+        Micro-batches are cut as llama.cpp cuts them. Raises as `decode` does, and UnsupportedArchitectureError for
+        models without logits. A failure in the middle (BackendError) leaves micro-batches already computed in place;
+        `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
         """
         items = list(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
@@ -263,7 +266,9 @@ class Session:
         """Compute a batch, micro-batch by micro-batch."""
         if self._arch.cacheless or not self._config.causal_attn:
             self._check_one_micro_batch(parts)
-        plan = list(split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=self._n_stream > 1))
+        streams = self._memory.caches[0].n_stream > 1
+        evenly = streams or isinstance(self._memory.caches[-1], StateCache)
+        plan = list(split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=evenly, neighbours=streams))
         if len(plan) > 1 and not self._memory.fits([micro_batch(parts, pieces) for pieces in plan]):
             raise self._no_room(parts)
         for pieces in plan:
@@ -289,10 +294,17 @@ class Session:
             start = stop
 
     def _forget_unfinished(self, seq_ids: list[int]) -> None:
-        """Give back the cells of tokens that were placed but not computed, whatever stopped that."""
+        """Give back the cells of tokens that were placed but not computed, whatever stopped that.
+
+        A sequence whose state these tokens may have touched is left empty.
+        """
         self._run = None
         for seq_id in seq_ids:
-            self._memory.trim(seq_id, len(self._tokens[seq_id]))
+            try:
+                self._memory.trim(seq_id, len(self._tokens[seq_id]))
+            except ContextLengthError:  # there is no way back to its last state
+                self._memory.trim(seq_id, 0)
+                self._tokens[seq_id].clear()
 
     def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> Part:
         seq_id = self._seq(seq_id)
@@ -327,7 +339,7 @@ class Session:
 
     # ----------------------------------------------------------------------------------------------- one computation
 
-    def _compute(self, ubatch: MicroBatch, placements: list[Placement], output: Output) -> FloatArray:
+    def _compute(self, ubatch: MicroBatch, placements: list[Place], output: Output) -> FloatArray:
         """Run one micro-batch that has its cells; returns its rows in place, valid until the next computation."""
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
@@ -343,7 +355,7 @@ class Session:
         if run.pool is not None:
             run.pool.set(_pool(output, n_tokens))
         for cache, placement in zip(run.caches, placements, strict=True):
-            cache.set(ubatch, placement)
+            cache.set(ubatch, placement)  # type: ignore[arg-type]  # each its own
         self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
         if not self._scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
@@ -355,7 +367,7 @@ class Session:
         return run.result()
 
     def _build(
-        self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Placement]
+        self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Place]
     ) -> _Run:
         """Assemble the graph for a shape and give its tensors memory."""
         self._run = None
@@ -382,12 +394,14 @@ class Session:
             tokens=tokens,
             positions=positions,
             out_ids=out_ids,
-            attention=lambda il: caches[self._memory.cache_of_layer[il]],
+            attention=lambda il: caches[self._memory.cache_of_layer[il]],  # type: ignore[arg-type,return-value]
+            states=next((cache for cache in caches if isinstance(cache, StateInputs)), None),
             embeddings=output != "logits",
             pool=pool,
         )
         result = self._arch(inputs).build()
-        for tensor in (positions, *(cache.mask for cache in caches), *(tensor for tensor, _ in inputs.derived)):
+        unused = (tensor for cache in caches for tensor in cache.tensors)
+        for tensor in (positions, *unused, *(tensor for tensor, _ in inputs.derived)):
             graph.expand(tensor)  # so that it has memory even where no node uses it
         if result is not None:
             g.output(result)
@@ -411,7 +425,11 @@ class Session:
             return self._tokens[self._seq(seq_id)].copy()
 
     def trim(self, seq_id: int, n: int) -> None:
-        """Keep the first n tokens of a sequence. ContextLengthError where a window's cache has lost what they need."""
+        """Keep the first n tokens of a sequence.
+
+        Raises ContextLengthError, with nothing changed, where a window's cache has lost what they need, or where layers
+        are recurrent, unless n is 0 or all.
+        """
         with self._lock:
             self._check_open()
             seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
@@ -447,7 +465,7 @@ class Session:
 
     @property
     def memory_nbytes(self) -> int:
-        """The size of the KV cache in bytes, touched or not."""
+        """The size of the KV cache and of states in bytes, touched or not."""
         return sum(cache.nbytes for cache in self._memory.caches)
 
     def close(self) -> None:
@@ -479,10 +497,6 @@ class Session:
     def _seq(self, seq_id: int) -> int:
         """Return a sequence's number as a plain int; ValueError where there is no such sequence."""
         return _integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
-
-    @property
-    def _n_stream(self) -> int:
-        return self._memory.caches[0].n_stream
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()

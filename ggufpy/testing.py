@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {
     "n_swa": 16, "n_ff_exp": 64, "n_ff_shexp": 160, "n_expert_shared": 2, "n_layer_dense_lead": 1,
     "interleave_moe_layer_step": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
     "n_ff_chexp": 96, "n_group_experts": 2, "expert_group_scale": 0.7, "n_rot_swa": 16, "attn_value_scale": 0.6,
+    "attn_output_scale": 0.2, "yarn_ext_factor": 0.7, "yarn_attn_factor": 1.3,
     "swiglu_clamp_exp": [0.5, 0.0, 0.3], "swiglu_clamp_shexp": [0.3, 0.4, 0.0], "swin_norm": True,
     "xielu_alpha_n": [0.9, 0.5, 0.7], "xielu_alpha_p": [0.6, 0.8, 0.7], "xielu_beta": 0.4, "xielu_eps": -1e-6,
 }  # fmt: skip
@@ -68,7 +69,9 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
     table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
     n_head = _shape(declaration)["n_head"]
-    found: dict[str, dict[str, Any]] = {"plain": {}, "no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
+    found: dict[str, dict[str, Any]] = {"plain": {}}
+    if declaration.grouped:
+        found |= {"no-gqa": {"n_head_kv": n_head}, "one-kv-head": {"n_head_kv": 1}}
     if declaration.logits and declaration.tie is None:
         found["separate-output"] = {"tied": False}
     if "bias" in optional or declaration.head_bias is None:
@@ -295,6 +298,8 @@ def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, np.dt
     noise = rng.standard_normal(shape)
     if "rope_f" in spec.name or spec.name.endswith(".scale"):
         values = np.exp(0.3 * noise)
+    elif spec.name.endswith("ssm_a"):  # states fade, slowly enough to matter
+        values = -np.exp(noise - 2)
     elif spec.name.endswith(".bias"):
         values = 0.2 * noise
     elif len(shape) == 1:

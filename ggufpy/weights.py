@@ -41,7 +41,7 @@ class Layout:
         if wanted and not gpus:
             raise BackendError(
                 f"n_gpu_layers={n_gpu_layers}: there is no GPU that ggml can use here (see ggufpy.devices(); "
-                "GPU support is built in with `CUDA=on pip install ggufpy`)"
+                "GPU support is built in with `CUDA=on python -m pip install --force-reinstall --no-cache-dir ggufpy`)"
             )
         wanted = min(wanted, n_layer + 1)
         first = n_layer + 1 - wanted

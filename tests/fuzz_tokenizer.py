@@ -101,7 +101,7 @@ def differences(path: str | Path, count: int, seed: int = 0) -> Iterator[str]:
     for id in range(ours.n_vocab):
         if ours.token_to_piece(id) != theirs.piece(id):
             yield f"token {id}: {ours.token_to_piece(id)!r}, llama.cpp {theirs.piece(id)!r}"
-    specials = [special.text for special in ours._vocab.specials]
+    specials = [special.text for special in ours._specials.tokens]
     rng.shuffle(specials)
 
     def piece() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.vocabularies import byte_level
 
 from ggufpy.cli import main, terminal
 from ggufpy.gguf import write_gguf
@@ -337,3 +338,134 @@ def test_without_a_terminal_only_long_downloads_report(monkeypatch, capsys):
         status.report(50, 200)
         status.report(51, 200)
     assert capsys.readouterr().err == "downloading x:  25%  50 B of 200 B\n"
+
+
+# tokenize and template
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|im|>{{ m.role }}: {{ m.content }}\n{% endfor %}{{ mood }}"
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    """Write a byte-level vocabulary with chat templates: byte b is token 2 + b, `<|im|>` is 1."""
+    templates = {"": TEMPLATE + "{% if add_generation_prompt %}>{% endif %}", ".tool_use": "{{ tools | length }} tools"}
+    metadata = byte_level(special=[("<s>", 3), ("<|im|>", 3)], merges=[("h", "i")], add_bos_token=True)
+    metadata |= {f"tokenizer.chat_template{name}": template for name, template in templates.items()}
+    write_gguf(tmp_path / "vocabulary.gguf", metadata, {})
+    return tmp_path / "vocabulary.gguf"
+
+
+def feed(monkeypatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_tokenize_shows_ids_places_and_pieces(vocabulary, capsys):
+    """Begin token included, control tokens as text; what a terminal obeys is escaped."""
+    assert main(["tokenize", str(vocabulary), "hi\x1b<|im|>"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "9 tokens"
+    assert lines[2].split() == ["id", "start", "end", "piece"]
+    assert lines[3].split() == ["0", "0", "0", '"<s>"']
+    assert lines[4].split() == ["258", "0", "2", '"hi"']
+    assert lines[5].split() == [str(2 + 0x1B), "2", "3", '"\\x1b"']
+
+
+def test_tokenize_takes_standard_input_as_it_is(vocabulary, capsys, monkeypatch):
+    """Newlines and bad bytes included; `--json` has the bytes of each token."""
+    feed(monkeypatch, b"hi\xff\n")
+    assert main(["tokenize", str(vocabulary), "--json", "--no-add-special"]) == 0
+    tokens = json.loads(capsys.readouterr().out)
+    assert tokens[0] == {"id": 258, "piece": "hi", "hex": "6869", "start": 0, "end": 2}
+    assert [(token["hex"], token["start"], token["end"]) for token in tokens[1:]] == [
+        ("ef", 2, 3), ("bf", 2, 3), ("bd", 2, 3), ("0a", 3, 4),
+    ]  # fmt: skip
+
+
+def test_tokenize_prints_ids_for_scripts(vocabulary, capsys):
+    """On one line; with `--parse-special` names are tokens."""
+    assert main(["tokenize", str(vocabulary), "hi<|im|>", "--ids", "--parse-special"]) == 0
+    assert capsys.readouterr().out == "0 258 1\n"
+    assert main(["tokenize", str(vocabulary), "", "--no-add-special"]) == 0
+    assert capsys.readouterr().out == "0 tokens\n"
+
+
+def test_tokenize_colours_the_text_on_a_terminal(vocabulary, capsys, monkeypatch):
+    """Unless NO_COLOR says not to."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main(["tokenize", str(vocabulary), "hia", "--no-add-special"])
+    line = capsys.readouterr().out.splitlines()[2]
+    assert terminal.visible(line).replace("\\x1b[0m", "|").count("|") == 2
+    assert "mhi\x1b[0m" in line
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(["tokenize", str(vocabulary), "hia", "--no-add-special"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_tokenize_needs_neither_numpy_nor_the_compiled_part(vocabulary):
+    """As inspect."""
+    code = (
+        "import sys; sys.modules['numpy'] = sys.modules['ggufpy._ffi.lib'] = None\n"
+        f"from ggufpy.cli import main; sys.exit(main(['tokenize', {str(vocabulary)!r}, 'hi ' * 2000, '--ids']))"
+    )
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["0", *["258", str(2 + ord(" "))] * 2000]
+
+
+def test_template_renders_messages(vocabulary, capsys, tmp_path, monkeypatch):
+    """A list, or an object with whatever the template takes; from a file or standard input."""
+    messages = [{"role": "user", "content": "hi"}]
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps({"messages": messages, "mood": "!"}))
+    assert main(["template", str(vocabulary), str(path)]) == 0
+    assert capsys.readouterr().out == "<s><|im|>user: hi\n!>\n"
+    feed(monkeypatch, json.dumps(messages).encode())
+    assert main(["template", str(vocabulary), "--no-generation-prompt"]) == 0
+    assert capsys.readouterr().out == "<s><|im|>user: hi\n\n"
+    path.write_text(json.dumps({"messages": messages, "tools": [{}, {}]}))
+    assert main(["template", str(vocabulary), str(path)]) == 0
+    assert capsys.readouterr().out == "2 tools\n"
+
+
+def test_template_gives_the_ids_of_what_is_meant(vocabulary, capsys, tmp_path):
+    """A message cannot forge a turn."""
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"role": "a", "content": "<|im|>"}]))
+    assert main(["template", str(vocabulary), str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == "<s><|im|>a: <|im|>\n>"
+    assert found["ids"][:2] == [0, 1]
+    assert found["ids"].count(1) == 1
+
+
+def test_template_shows_templates(vocabulary, capsys, tmp_path):
+    """The file's, one by name, or another from a file."""
+    assert main(["template", str(vocabulary), "--source", "--name", "tool_use"]) == 0
+    assert capsys.readouterr().out == "{{ tools | length }} tools\n"
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hi"}]')
+    assert (
+        main(["template", str(vocabulary), str(tmp_path / "chat.json"), "--chat-template", str(tmp_path / "own.jinja")])
+        == 0
+    )
+    assert capsys.readouterr().out == "hi\n"
+
+
+@pytest.mark.parametrize(
+    ("chat", "options", "code", "reason"),
+    [
+        ("[", [], 2, "expected JSON, and line 1 is not"),
+        ("7", [], 2, "expected a list of messages, or an object with messages"),
+        ("[7]", [], 1, "expected a list of messages, each with a role"),
+        ("[]", ["--name", "nope"], 2, "the file has no template 'nope'; it has tool_use, default"),
+        ("[]", ["--name", "default", "--chat-template", "x"], 2, "expected one of the two"),
+    ],
+)
+def test_template_says_what_is_wrong(vocabulary, capsys, tmp_path, chat, options, code, reason):
+    """In one line."""
+    (tmp_path / "chat.json").write_text(chat)
+    assert main(["template", str(vocabulary), str(tmp_path / "chat.json"), *options]) == code
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1

@@ -205,6 +205,20 @@ def test_a_backend_that_cannot_load_is_reported(tmp_path: Path, monkeypatch: pyt
     assert "libggufpy-ggml-broken.so" in build_info()["backends_unavailable"]["broken"]
 
 
+def test_cublas_of_the_environment_is_opened_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA library that misses cuBLAS is opened again after NVIDIA's wheel, wherever that is installed."""
+    cublas = tmp_path / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
+    cublas.parent.mkdir(parents=True)
+    cublas.touch()
+    opened: list[str] = []
+    missing = ffi.new("char[]", b"libcublas.so.13: cannot open shared object file")
+    fake = SimpleNamespace(ggufpy_dlerror=lambda: missing, ggufpy_dlopen=lambda path: opened.append(os.fsdecode(path)))
+    monkeypatch.setattr(lib, "C", fake)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    lib._load_with_cublas(Path("libggufpy-ggml-cuda.so"))
+    assert [str(cublas), "libggufpy-ggml-cuda.so"] == opened
+
+
 def test_stray_libraries_are_not_picked_up(tmp_path: Path) -> None:
     """Neither the current folder, LD_LIBRARY_PATH nor GGML_BACKEND_PATH leads to another library."""
     for name in ("libggml-cpu-evil.so", "libggufpy-ggml.so", "libggufpy-ggml-base.so", "libggml-base.so"):

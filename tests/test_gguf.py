@@ -64,6 +64,7 @@ def save(tmp_path: Path):
 
 
 def test_crafted_files_are_those_reported():
+    """The crafted files have the sizes, and one the bytes, of those in the reports."""
     assert {name: len(CRAFTED[name]) for name in SIZES} == SIZES
     assert set(CRAFTED) - set(SIZES) == {"t_overlap", "t_reorder"}
     assert CRAFTED["be3"].hex() == "4747554600000003" + 16 * "00"
@@ -137,6 +138,7 @@ def test_tensors_after_an_unknown_type(save):
 
 
 def test_reads_every_value_type(save):
+    """Each value type comes back as the Python value that was written."""
     pairs = [pair(f"k.{name}", code, raw) for name, code, raw, _ in SCALARS]
     pairs += [pair(f"a.{name}", 9, array(code, 2, raw * 2)) for name, code, raw, _ in SCALARS]
     pairs += [pair(f"e.{name}", 9, array(code, 0, b"")) for name, code, _, _ in SCALARS]
@@ -279,6 +281,7 @@ def test_every_prefix_and_damage_gives_gguf_error_or_opens(save):
 
 
 def test_os_errors_stay_os_errors(tmp_path):
+    """What the system refuses is an OSError, not a fault of the file."""
     with pytest.raises(FileNotFoundError):
         GGUFFile(tmp_path / "absent.gguf")
     with pytest.raises(IsADirectoryError):
@@ -310,6 +313,7 @@ def test_fifo_is_refused_without_waiting(tmp_path):
 
 
 def test_metadata_needs_neither_numpy_nor_the_compiled_library(save):
+    """Opening a file and reading its metadata imports neither."""
     code = (
         "import sys; from ggufpy.gguf import GGUFFile; f = GGUFFile(sys.argv[1]); f.metadata; f.tensors['x']; "
         "print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'cffi') or m.startswith('ggufpy._ffi')])"
@@ -337,6 +341,7 @@ def test_view_outlives_the_file(save):
 
 
 def test_replacing_the_file_leaves_the_mapping_alone(save):
+    """A file that is renamed over an open one does not change what was mapped."""
     file = GGUFFile(save(CRAFTED["align64_ok"]))
     other = save(CRAFTED["t_ok"], "other.gguf")
     other.replace(file.path)
@@ -356,6 +361,7 @@ def test_close_twice_and_use_after_close(save):
 
 
 def test_unknown_tensor_name(save):
+    """A name that no tensor has is named in the error."""
     file = GGUFFile(save(CRAFTED["t_ok"]))
     for ask in (file.data, file.dequantize):
         with pytest.raises(GGUFError, match="no tensor is named 'nope'"):
@@ -397,6 +403,7 @@ SECOND = split(1, 2, 2, [tensor("y", [2])], struct.pack("<2f", 5, 6))
 
 @pytest.mark.parametrize("opened", [1, 2])
 def test_split_file_opens_from_any_part(opened, save):
+    """Whichever part is given, all tensors of all parts are there."""
     paths = [save(FIRST, part_name(1)), save(SECOND, part_name(2))]
     with GGUFFile(paths[opened - 1]) as file:
         assert file.metadata["only.first"] == 7
@@ -418,6 +425,7 @@ def test_split_file_opens_from_any_part(opened, save):
     ],
 )
 def test_split_parts_must_agree(second, reason, save):
+    """Parts whose numbers or counts contradict each other are refused."""
     first = save(FIRST, part_name(1))
     save(second, part_name(2))
     with pytest.raises(GGUFError) as caught:
@@ -440,6 +448,7 @@ def test_split_part_missing_or_misnamed(save):
 
 
 def test_split_name_without_split_keys_is_one_file(save):
+    """A name like a part's means nothing without the keys."""
     assert GGUFFile(save(CRAFTED["t_ok"], part_name(1))).data("x").tobytes() == bytes(16)
 
 
@@ -459,6 +468,7 @@ def test_type_table():
 
 
 def test_type_table_agrees_with_gguf_package():
+    """Names, codes, block sizes and bytes are those of the gguf package."""
     constants = pytest.importorskip("gguf").constants
     ours = {t.name: (int(t), t.block_size, t.type_size) for t in GGMLType}
     theirs = {t.name: (int(t), *constants.GGML_QUANT_SIZES[t]) for t in constants.GGMLQuantizationType}
@@ -468,6 +478,7 @@ def test_type_table_agrees_with_gguf_package():
 
 
 def test_reads_a_real_model(smollm2_path):
+    """SmolLM2's metadata, tensors and sizes come out as they are in the file."""
     with GGUFFile(smollm2_path) as file:
         assert (file.version, file.alignment, len(file.tensors)) == (3, 32, 272)
         assert file.metadata["general.architecture"] == "llama"
@@ -488,6 +499,7 @@ def cut_copy(source: Path, target: Path, size: int) -> Path:
 
 @pytest.mark.parametrize("size", [50_000_000, -1])
 def test_truncated_download_names_the_first_bad_tensor(size, smollm2_path, tmp_path):
+    """A file cut short says which tensor is the first not whole."""
     with GGUFFile(smollm2_path) as file:
         size = size if size > 0 else file.shards[0].size - 1
         bad = next(t for t in file.tensors.values() if t.offset + t.nbytes > size)

@@ -45,6 +45,7 @@ def all_types(shape_of=lambda t: (2, 3, 2 * t.block_size)) -> dict[str, tuple[by
 
 
 def test_every_value_type_reads_back(tmp_path):
+    """A value of each type comes back as it was, under its type."""
     values = {key: value for key, (value, _) in METADATA.items()}
     types = {key: type for key, (_, type) in METADATA.items()}
     assert write_gguf(tmp_path / "x.gguf", values, metadata_types=types) == (tmp_path / "x.gguf",)
@@ -86,6 +87,7 @@ def test_every_value_type_reads_back(tmp_path):
     ],
 )
 def test_type_is_inferred_as_documented(value, type, tmp_path):
+    """Without a type, the one that `add` documents is chosen."""
     write_gguf(tmp_path / "x.gguf", {"k": value})
     file = GGUFFile(tmp_path / "x.gguf")
     assert file.metadata_types["k"] == type
@@ -102,6 +104,7 @@ def test_strings_are_byte_exact(tmp_path):
 
 
 def test_nested_arrays_read_back(tmp_path):
+    """Arrays in arrays come back as they were."""
     value = [[["a"], []], [["b", "c"]]]
     with pytest.raises(GGUFError, match="found nothing; give the type"):
         write_gguf(tmp_path / "x.gguf", {"k": value})
@@ -123,6 +126,7 @@ def test_layout_is_the_crafted_one(name, alignment, tmp_path):
 
 
 def test_every_tensor_type_reads_back(tmp_path):
+    """The bytes of a tensor of each type come back as they were."""
     write_gguf(tmp_path / "x.gguf", {}, all_types())
     with GGUFFile(tmp_path / "x.gguf") as file:
         assert list(file.tensors) == [t.label for t in GGMLType]
@@ -197,6 +201,7 @@ def test_gguf_package_reads_the_same(tmp_path):
 
 
 def test_reads_what_the_gguf_package_writes(tmp_path):
+    """A file of the gguf package is read alike."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_custom_alignment(128)
@@ -336,6 +341,7 @@ def test_refuses_bad_tensor(name, data, type, shape, reason, tmp_path):
 
 @pytest.mark.parametrize("limits", [{"max_tensors": 0}, {"max_bytes": -1}])
 def test_refuses_bad_limits(limits, tmp_path):
+    """A part has to have room for something."""
     with pytest.raises(GGUFError, match="expected positive limits"):
         GGUFWriter(tmp_path / "x.gguf", **limits)
 
@@ -357,6 +363,7 @@ def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_exception_in_the_block_writes_nothing(tmp_path):
+    """A `with` block that raises leaves no file, whole or in part."""
     with pytest.raises(KeyError), GGUFWriter(tmp_path / "x.gguf"):
         raise KeyError
     assert not list(tmp_path.iterdir())

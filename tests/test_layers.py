@@ -9,11 +9,12 @@ import ggufpy
 
 ROOT = Path(ggufpy.__file__).parent
 ORDER = [
-    "errors", "_ffi", "gguf", "types", "backend", "graph", "arch", "weights", "batch", "memory", "session", "chat",
-    "tokenizer", "sampling", "generate", "hub", "model", "reference", "testing", "cli", "__main__",
+    "errors", "_ffi", "gguf", "types", "backend", "graph", "arch", "weights", "batch", "cells", "states", "memory",
+    "session", "chat", "answers", "tokenizer", "sampling", "generate", "hub", "model", "reference", "testing", "cli",
+    "__main__",
 ]  # fmt: skip
 MAY_USE_C = {"_ffi", "types", "backend", "graph"}
-PURE = {"errors", "gguf", "batch", "chat", "tokenizer", "sampling", "generate", "hub"}
+PURE = {"errors", "gguf", "batch", "cells", "chat", "tokenizer", "sampling", "generate", "hub"}
 
 
 def room(path: Path) -> str:

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from ggufpy.memory import Cells, Window, _hadamard, _largest_rotation
+from ggufpy.cells import Cells, Window
+from ggufpy.memory import _hadamard, _largest_rotation
 
 SIZE, ROWS = 48, 3
 

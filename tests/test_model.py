@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.rewrite import rewrite
+from helpers.scripts import IN_THREADS, run
 
 from ggufpy import ClosedError, Completion, GGUFError, Model, SamplingError, TemplateError, TokenizerError
 
@@ -358,15 +358,6 @@ def test_freed_without_the_garbage_collector(tiny: Tiny, tmp_path: Path) -> None
         gc.enable()
 
 
-def run(script: str, *args: object) -> str:
-    """Run a script in a process of its own, which may crash; its output, once it ended well and quietly."""
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script, *map(str, args)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("close", [True, False])
 def test_loading_again_and_again_stays_flat(close: bool, smollm2_path: Path) -> None:
@@ -468,24 +459,7 @@ session = Model.load(sys.argv[1]).session(n_threads=1)
 
 # --------------------------------------------------------------------------------------------------- case E4: threads
 
-THREADS = """
-import sys, threading
-from ggufpy import *
-def in_threads(*jobs):
-    errors = []
-    def guarded(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
-    [t.start() for t in threads]
-    [t.join(60) for t in threads]
-    assert not any(t.is_alive() for t in threads), "hangs"
-    return errors
-GREEDY = dict(temperature=0, max_tokens=8, ignore_eos=True)
-model = Model.load(sys.argv[1])
-"""
+THREADS = IN_THREADS + "GREEDY = dict(temperature=0, max_tokens=8, ignore_eos=True)"
 
 
 def test_threads_generate_on_one_model(smollm2_path: Path) -> None:

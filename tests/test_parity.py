@@ -25,7 +25,9 @@ try:
 except ImportError:
     reference = None
 
-CLOSE, ROUGH = 1e-6, 1e-2  # mean squared errors, relative; rough where activations are rounded to 8 bits on the way
+# What llama.cpp's own AVX2 build is apart from the committed rows, a few times over: the cache rounds to 16 bits, which
+# up to 64 layers amplify; quantized weights round activations to 8 bits, and a router may then choose otherwise.
+CLOSE, ROUGH = 5e-5, 0.1
 VARIANTS = [pytest.param(name, label, id=f"{name}-{label}") for name, label in parity.VARIANTS]
 CACHED = [
     pytest.param(name, label, id=f"{name}-{label}")
@@ -70,11 +72,15 @@ def test_cached_and_uncached_agree(name: str, label: str, path: Path) -> None:
         whole = session.decode(ids, logits="all")
         session.clear()
         single = np.concatenate([session.decode([token]) for token in ids])
-        session.trim(0, 20)
+        if arch.find(name).states(model.config):  # from which there is no way back
+            session.clear()
+            session.decode(ids[:20])
+        else:
+            session.trim(0, 20)
         again = np.concatenate([session.decode(ids[20:33], logits="all"), session.decode(ids[33:], logits="all")])
     for rows, expected in ((single, whole), (again, whole[20:])):
         known = (rows > parity.RULED_OUT) & (expected > parity.RULED_OUT)
-        assert parity.distance(rows[known], expected[known]) < CLOSE
+        assert parity.distance(rows[known], expected[known]) < 1e-6
 
 
 @pytest.mark.parametrize("name", arch.names())

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggufpy.errors import DumpError
 from ggufpy.reference import (
     Comparison,
     Dump,
-    DumpError,
     Limits,
     LogProbs,
     compare,

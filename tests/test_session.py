@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.rewrite import rewrite
+from helpers.scripts import IN_THREADS, run
 
 from ggufpy import BackendError, ClosedError, ContextLengthError, Model, Session
 from ggufpy.backend import physical_cores
@@ -158,41 +158,42 @@ def test_unknown_options_are_refused(llama: Model) -> None:
         llama.session(n_cxt=512)
 
 
-@pytest.mark.parametrize(
-    ("options", "n_ctx", "n_ctx_seq", "n_batch", "n_ubatch"),
-    [
-        ({}, 1024, 1024, 1024, 512),
-        ({"n_ctx": 1}, 256, 256, 1, 1),
-        ({"n_ctx": 300}, 512, 512, 300, 300),
-        ({"n_ctx": 512, "n_batch": 100}, 512, 512, 100, 100),
-        ({"n_ctx": 512, "n_batch": 100, "n_ubatch": 64}, 512, 512, 100, 64),
-        ({"n_ctx": 512, "n_ubatch": 1000}, 512, 512, 512, 512),
-        ({"n_ctx": 512, "n_seq_max": 2}, 512, 256, 512, 512),
-        ({"n_ctx": 512, "n_seq_max": 3}, 768, 256, 512, 512),
-        ({"n_ctx": 1000, "n_seq_max": 3}, 1536, 512, 1000, 512),
-        ({"n_ctx": 256, "n_seq_max": 4}, 1024, 256, 256, 256),
-        ({"n_ctx": 1000, "n_seq_max": 3, "kv_unified": True}, 1024, 1024, 1000, 512),
-        ({"n_ctx": 1024, "n_batch": 2048, "n_ubatch": 2048}, 1024, 1024, 1024, 1024),
-    ],
-)
-def test_sizes_are_rounded_as_llama_cpp_does(
-    options: dict[str, Any], n_ctx: int, n_ctx_seq: int, n_batch: int, n_ubatch: int, llama: Model, tiny: Tiny
+SIZES: list[tuple[dict[str, Any], int, int, int, int]] = [
+    ({}, 1024, 1024, 1024, 512),
+    ({"n_ctx": 1}, 256, 256, 1, 1),
+    ({"n_ctx": 300}, 512, 512, 300, 300),
+    ({"n_ctx": 512, "n_batch": 100}, 512, 512, 100, 100),
+    ({"n_ctx": 512, "n_batch": 100, "n_ubatch": 64}, 512, 512, 100, 64),
+    ({"n_ctx": 512, "n_ubatch": 1000}, 512, 512, 512, 512),
+    ({"n_ctx": 512, "n_seq_max": 2}, 512, 256, 512, 512),
+    ({"n_ctx": 512, "n_seq_max": 3}, 768, 256, 512, 512),
+    ({"n_ctx": 1000, "n_seq_max": 3}, 1536, 512, 1000, 512),
+    ({"n_ctx": 256, "n_seq_max": 4}, 1024, 256, 256, 256),
+    ({"n_ctx": 1000, "n_seq_max": 3, "kv_unified": True}, 1024, 1024, 1000, 512),
+    ({"n_ctx": 1024, "n_batch": 2048, "n_ubatch": 2048}, 1024, 1024, 1024, 1024),
+]
+
+
+@pytest.mark.parametrize(("options", "n_ctx", "n_ctx_seq", "n_batch", "n_ubatch"), SIZES)
+def test_sizes_are_rounded(
+    options: dict[str, Any], n_ctx: int, n_ctx_seq: int, n_batch: int, n_ubatch: int, llama: Model
 ) -> None:
     """Contexts are padded to 256 cells, shared out between streams; batches are no larger than the context."""
     with llama.session(**options) as session:
         assert (n_ctx, n_ctx_seq) == (session.n_ctx, session.n_ctx_seq)
         assert (n_batch, n_ubatch) == (session.n_batch, session.n_ubatch)
+
+
+def test_sizes_are_rounded_as_llama_cpp_rounds_them(tiny: Tiny) -> None:
+    """The table above holds for both."""
     llama_cpp = pytest.importorskip("llama_cpp")
     from reference.llama import ReferenceModel
 
-    with ReferenceModel(tiny("llama")) as theirs, theirs.session(**{"n_ctx": 0, **options}) as session:
-        functions = (
-            llama_cpp.llama_n_ctx,
-            llama_cpp.llama_n_ctx_seq,
-            llama_cpp.llama_n_batch,
-            llama_cpp.llama_n_ubatch,
-        )
-        assert (n_ctx, n_ctx_seq, n_batch, n_ubatch) == tuple(function(session.pointer) for function in functions)
+    names = ("llama_n_ctx", "llama_n_ctx_seq", "llama_n_batch", "llama_n_ubatch")
+    with ReferenceModel(tiny("llama")) as theirs:
+        for options, *expected in SIZES:
+            with theirs.session(**{"n_ctx": 0, **options}) as session:
+                assert expected == [getattr(llama_cpp, name)(session.pointer) for name in names]
 
 
 def test_threads_default_to_the_cores_there_are(llama: Model) -> None:
@@ -364,7 +365,7 @@ def test_batch_sizes_move_real_logits_little(path: str, request: pytest.FixtureR
     with Model.load(request.getfixturevalue(path)) as model:
         for n_batch, n_threads in ((64, 2), (64, 1), (7, 2)):
             with model.session(n_ctx=256, n_batch=n_batch, n_threads=n_threads) as session:
-                rows = session.decode(tokens, logits="all").astype(np.float64)
+                rows = session.decode(tokens, logits=range(3, 64, 4)).astype(np.float64)
                 runs.append(rows - np.logaddexp.reduce(rows, axis=1)[:, None])
     assert np.array_equal(runs[0], runs[1])  # the number of threads makes no difference below 512 cells
     best = runs[0].argmax(axis=1)[:, None]
@@ -428,6 +429,18 @@ def test_forking_to_itself_changes_nothing(llama: Model) -> None:
         assert [1, 2, 3] == session.tokens()
 
 
+@STREAMS
+def test_what_a_fork_replaces_makes_room(unified: bool, llama: Model) -> None:
+    """Cells that only the target had are free again."""
+    with llama.session(**SMALL, n_seq_max=2, kv_unified=unified) as session:
+        session.decode(ids(20))
+        for _ in range(4):
+            session.decode(ids(100), seq_id=1)
+            session.fork(0, 1)
+            session.trim(1, 0)
+        assert near(fresh(llama, ids(100)), session.decode(ids(100), seq_id=1))
+
+
 @pytest.mark.parametrize("options", [{}, {"swa_full": False, "n_ubatch": 8}, {"kv_unified": True}], ids=str)
 def test_a_cleared_session_is_as_good_as_new(options: dict[str, Any], windowed: Model) -> None:
     """To the last bit, wherever the cells' next free place was."""
@@ -439,7 +452,7 @@ def test_a_cleared_session_is_as_good_as_new(options: dict[str, Any], windowed: 
         assert (0, 0, [], []) == (*(session.n_past(s) for s in (0, 1)), *(session.tokens(s) for s in (0, 1)))
         with windowed.session(**SMALL, n_seq_max=2, **options) as other:
             for seed in (5, 6):
-                rows = [each.decode(ids(40, seed), seq_id=seed % 2, logits="all") for each in (session, other)]
+                rows = [each.decode(ids(100, seed), seq_id=seed % 2, logits="all") for each in (session, other)]
                 assert same(*rows)
 
 
@@ -481,10 +494,17 @@ def test_streams_alone_or_interleaved_give_the_same_bits(llama: Model) -> None:
 
 
 def test_a_batch_may_be_an_iterator_that_asks_the_session(llama: Model) -> None:
-    """The batch is taken before the session is locked."""
+    """All of the batch is taken before any of it is looked at."""
+
+    def batch() -> Iterator[Any]:
+        yield 0, [1 + session.n_past(0)], "last"
+        session.decode([7], seq_id=0)
+        yield 1, [7, 1 + session.n_past(1)], "last"
+
     with llama.session(**SMALL, n_seq_max=2) as session:
-        rows = session.decode_batch((s, [1 + session.n_past(s)], "last") for s in range(2))
-        assert same(rows[0], rows[1])
+        rows = session.decode_batch(batch())
+        assert [[7, 1], [7, 1]] == [session.tokens(s) for s in range(2)]
+        assert near(rows[0], rows[1])
         assert [] == session.decode_batch(iter([]))
 
 
@@ -517,6 +537,92 @@ def test_a_small_window_cache_cannot_go_back_far(windowed: Model) -> None:
         assert 601 == session.n_past()
         session.trim(0, 0)
         assert near(fresh(windowed, ids(9)), session.decode(ids(9)))
+
+
+# ------------------------------------------------------------------------------------------------- random histories
+
+
+class History:
+    """A random series of decodes, trims, forks and clears, on options drawn with it."""
+
+    def __init__(self, seed: int, *, one_micro_batch: bool) -> None:
+        self.rng = rng = random.Random(seed)
+        self.n_seq = rng.choice([1, 1, 2, 3])
+        self.options: dict[str, Any] = {
+            "n_ctx": rng.choice([256, 300, 512, 1024]), "n_seq_max": self.n_seq, "kv_unified": rng.random() < 0.5,
+            "swa_full": rng.random() < 0.4, "flash_attn": rng.random() < 0.6, "n_threads": rng.choice([1, 2]),
+            "n_ubatch": rng.choice([512, 64, 16, 7]),
+        }  # fmt: skip
+        self.limit = self.options["n_ubatch"] if one_micro_batch else 200
+
+    def batch(self) -> list[tuple[int, list[int], Any]]:
+        rng = self.rng
+        items: list[tuple[int, list[int], Any]] = []
+        for seq_id in rng.sample(range(self.n_seq), rng.randint(1, self.n_seq)):
+            n = min(rng.choice([1, 1, 1, 2, 5, 17, 40, 100]), self.limit // self.n_seq)
+            wanted = rng.choice(["last", "all", sorted(rng.sample(range(n), rng.randint(0, n)))])
+            items.append((seq_id, [rng.randrange(64) for _ in range(n)], wanted))
+        return items
+
+    def change(self, session: Session) -> tuple[Any, ...]:
+        """Draw something else than a decode: the method's name and its arguments."""
+        rng, seq_id = self.rng, self.rng.randrange(self.n_seq)
+        n_past = session.n_past(seq_id)
+        fork = ("fork", seq_id, (seq_id + 1) % self.n_seq) if self.n_seq > 1 else ("clear", 0)
+        trim = ("trim", seq_id, rng.choice([n_past, max(0, n_past - rng.choice([1, 3, 20])), rng.randint(0, n_past)]))
+        return rng.choice([trim, trim, fork, ("clear", seq_id), ("clear",)])
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_histories_give_what_each_sequence_gives_alone(seed: int, llama: Model, windowed: Model) -> None:
+    """Whatever happened before, to whomever: the rows are those of the sequence's own tokens in a fresh session.
+
+    llama.cpp does worse here: in a cache with windows, trying whether several micro-batches fit already drops cells.
+    """
+    model, history = (llama, windowed)[seed % 4 > 0], History(seed, one_micro_batch=False)
+    with model.session(**history.options) as session:
+        for _ in range(12):
+            try:
+                batch = history.batch()
+                found = session.decode_batch(batch)
+                name, *arguments = history.change(session)
+                before = [session.tokens(s) for s in range(history.n_seq)]
+                getattr(session, name)(*arguments)
+            except ContextLengthError:
+                continue
+            for (seq_id, ids, wanted), rows in zip(batch, found, strict=True):
+                first = len(before[seq_id]) - len(ids)
+                places = {"last": [len(ids) - 1], "all": range(len(ids))}[wanted] if isinstance(wanted, str) else wanted
+                with model.session(n_ctx=1024, n_threads=2, flash_attn=history.options["flash_attn"]) as alone:
+                    assert near(alone.decode(before[seq_id], logits=[first + i for i in places]), rows)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_histories_give_llama_cpps_bits(seed: int, tiny: Tiny, llama: Model, windowed: Model) -> None:
+    """To the last bit, as long as llama.cpp's own cache is sound: one micro-batch at a time, and never full."""
+    pytest.importorskip("llama_cpp")
+    from reference.llama import ReferenceModel
+
+    history = History(seed, one_micro_batch=True)
+    model = (llama, windowed)[seed % 2]
+    path = tiny("gemma3", n_swa=16, n_layer=3, swa_pattern=3) if seed % 2 else tiny("llama")
+    with (
+        ReferenceModel(path) as reference,
+        reference.session(**history.options) as theirs,
+        model.session(**history.options) as ours,
+    ):
+        for _ in range(25):
+            try:
+                batch = history.batch()
+                found = ours.decode_batch(batch)
+                name, *arguments = history.change(ours)
+                getattr(ours, name)(*arguments)
+            except ContextLengthError:
+                break
+            for rows, expected in zip(found, theirs.decode_batch(batch), strict=True):
+                assert same(expected, rows)
+            getattr(theirs, name)(*arguments)
+            assert [theirs.n_past(s) for s in range(history.n_seq)] == [ours.n_past(s) for s in range(history.n_seq)]
 
 
 # ----------------------------------------------------------------------------------------------------- a full context
@@ -617,6 +723,24 @@ def test_an_interrupt_between_placing_and_computing_is_undone(llama: Model, monk
         assert same(other.decode([4, 5]), session.decode([4, 5]))
 
 
+@pytest.mark.parametrize("pooling", [None, "mean"])
+def test_a_stopped_embedding_leaves_its_sequence_empty(
+    pooling: Any, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be asked for again, and its neighbour has noticed nothing."""
+    with llama.session(**SMALL, n_seq_max=2) as session, llama.session(**SMALL, n_seq_max=2) as other:
+        for each in (session, other):
+            each.decode(ids(5))
+        expected = other.embed(ids(9), seq_id=1, pooling=pooling)
+        monkeypatch.setattr(session._scheduler, "compute", Stop(session, 1, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            session.embed(ids(9), seq_id=1, pooling=pooling)
+        monkeypatch.undo()
+        assert (5, 0) == (session.n_past(0), session.n_past(1))
+        assert same(expected, session.embed(ids(9), seq_id=1, pooling=pooling))
+        assert same(other.decode([3]), session.decode([3]))
+
+
 def test_a_cancelled_computation_is_a_typed_error(llama: Model) -> None:
     """What ggml's abort callback stops can be decoded again."""
     with llama.session(**SMALL) as session:
@@ -661,7 +785,8 @@ def test_a_closed_session_refuses_everything_but_closing(llama: Model) -> None:
     session.close()
     calls: list[Callable[[], object]] = [
         lambda: session.decode([1]), lambda: session.decode_batch([(0, [1], "last")]), session.n_past, session.tokens,
-        lambda: session.trim(0, 0), lambda: session.fork(0, 0), session.clear, session.__enter__,
+        lambda: session.trim(0, 0), lambda: session.fork(0, 0), lambda: session.embed([1]), session.clear,
+        session.__enter__,
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(ClosedError, match="the session is closed"):
@@ -691,31 +816,8 @@ def test_a_session_closes_with_its_block(llama: Model) -> None:
 # ---------------------------------------------------------------------------------------------------------- threads
 
 
-def run(script: str, *args: object) -> str:
-    """Run a script in a process of its own, which may crash; its output, once it ended well and quietly."""
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout
-
-
-PRELUDE = """
-import sys, threading
+PRELUDE = f"""{IN_THREADS}
 import numpy as np
-from ggufpy import *
-def in_threads(*jobs):
-    errors = []
-    def guarded(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
-    [t.start() for t in threads]
-    [t.join(60) for t in threads]
-    assert not any(t.is_alive() for t in threads), "hangs"
-    return errors
-model = Model.load(sys.argv[1])
 def greedy(session, token, n, seq_id=0):
     made = []
     for _ in range(n):

@@ -366,21 +366,6 @@ def test_opening_reads_no_token() -> None:
         made.encode("a")
 
 
-def test_a_family_that_is_not_supported_yet_still_has_its_ids() -> None:
-    """Its model runs on token ids; asking for text names what is missing."""
-    metadata = {
-        "tokenizer.ggml.model": "t5",
-        "tokenizer.ggml.tokens": ["<pad>", "</s>", "<unk>", "a"],
-        "tokenizer.ggml.scores": [0.0] * 4,
-        "tokenizer.ggml.token_type": [3, 3, 2, 1],
-    }
-    made = Tokenizer.from_metadata(metadata)
-    assert (4, None, 1, {1}) == (made.n_vocab, made.bos_token_id, made.eos_token_id, made.eog_token_ids)
-    for ask in (lambda: made.encode("a"), lambda: made.decode([3]), made.decode_stream):
-        with pytest.raises(TokenizerError, match="'t5' is not supported yet"):
-            ask()
-
-
 def without(key: str) -> Callable[[dict[str, Any]], object]:
     return lambda metadata: metadata.pop(f"tokenizer.ggml.{key}")
 

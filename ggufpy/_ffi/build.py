@@ -1,4 +1,4 @@
-"""Turns decl/*.h and shim.c into the C source of the cffi module `ggufpy._ffi._ggml`.
+"""Turns decl/*.h, shim.c and tokenizer.c into the C source of the cffi module `ggufpy._ffi._ggml`.
 
 It owns the order of the declarations and what is compiled in. It does not compile: build_ggml.py does.
 Nothing here is imported at run time.
@@ -16,10 +16,14 @@ from cffi import FFI
 __all__ = ["MODULE", "TOPICS", "ffi_builder"]
 
 MODULE = "ggufpy._ffi._ggml"
-TOPICS = ("types", "misc", "tensor", "ops", "graph", "alloc", "backend", "sched", "shim")
+TOPICS = ("types", "misc", "tensor", "ops", "graph", "alloc", "backend", "sched", "shim", "tokenizer")
 
 _HERE = Path(__file__).parent
+_SOURCES = ("shim.c", "tokenizer.c")
 _PREAMBLE = """
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 #include "ggml.h"
 #include "ggml-alloc.h"
@@ -34,5 +38,6 @@ def ffi_builder(record: Mapping[str, Any]) -> FFI:
         ffi.cdef((_HERE / "decl" / f"{topic}.h").read_text(encoding="utf-8"))
     text = json.dumps(json.dumps(dict(record), sort_keys=True))  # a JSON string of ASCII is also a C string
     define = f"#define GGUFPY_BUILD_RECORD {text}\n"
-    ffi.set_source(MODULE, _PREAMBLE + define + (_HERE / "shim.c").read_text(encoding="utf-8"))
+    sources = [(_HERE / name).read_text(encoding="utf-8") for name in _SOURCES]
+    ffi.set_source(MODULE, "".join([_PREAMBLE, define, *sources]))
     return ffi

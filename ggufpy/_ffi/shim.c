@@ -124,14 +124,9 @@ static struct ggml_backend_feature * ggufpy_reg_features(ggml_backend_reg_t reg)
     return proc ? proc(reg) : NULL;
 }
 
-static bool ggufpy_dev_is_numa(ggml_backend_dev_t device) {
-    bool (*proc)(void) = (bool (*)(void)) ggufpy_dev_proc(device, "ggml_backend_cpu_is_numa");
-    return proc && proc();
-}
-
 /* --- tensors and graphs --------------------------------------------------------------------------------------- */
 
-/* What graph.py keeps of a tensor, in one call: ne, nb, type, and the layout flags of graph.py. */
+/* What a Tensor of graph/ keeps, in one call: ne, nb, type, and the layout flags of graph/tensor.py. */
 static void ggufpy_describe(const struct ggml_tensor * t, int64_t out[10]) {
     for (int i = 0; i < 4; i++) {
         out[i] = t->ne[i];
@@ -312,10 +307,10 @@ static int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * l
     return -1;
 }
 
+/* --- callbacks ----------------------------------------------------------------------------------------------- */
+
 /* An abort callback that needs no Python: `data` is an int that anybody sets to stop the compute. */
 static bool ggufpy_stop(void * data) { return *(volatile int *) data != 0; }
-
-/* --- callbacks ----------------------------------------------------------------------------------------------- */
 
 /* Takes over from the Python log callback while the interpreter shuts down. */
 static void ggufpy_log_discard(enum ggml_log_level level, const char * text, void * user_data) {

@@ -15,6 +15,7 @@ class CogVLM(Decoder):
     """CogVLM, text alone: layers have a second set of matrices, for images. The rotation heeds no keys."""
 
     name = "cogvlm"
+    grouped = False
     ignored = ("rope_freqs.weight",)
     rope = NEOX
     qkv_fused = True
@@ -23,13 +24,6 @@ class CogVLM(Decoder):
     ffn_scale = False
     crop = "last"
     tiny = {"n_head_kv": 4}
-    tiny_variants = {"one-kv-head": None}
-
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_head_kv != c.n_head:
-            yield "attention.head_count_kv must be head_count"
 
     @classmethod
     def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:

@@ -110,6 +110,15 @@ class Attention(Protocol):
     def values(self, il: int) -> Tensor: ...  # the same of V; [n_kv, n_head_kv, n_embd_head_v, n_stream] if transposed
 
 
+class States(Protocol):
+    """What recurrent layers need of the memory: the states of the micro-batch's sequences, by name and layer."""
+
+    n_seqs: int  # of equally many tokens each
+
+    def load(self, name: str, il: int) -> Tensor: ...  # [width, n_seqs]
+    def save(self, graph: Graph, state: Tensor, name: str, il: int) -> None: ...
+
+
 @dataclass(slots=True)
 class GraphInputs:
     """What a session gives to a graph: the context to build in, the model, and the inputs of a micro-batch."""
@@ -125,6 +134,7 @@ class GraphInputs:
     positions: Tensor  # i32 [n_tokens], or [4 * n_tokens] in four planes (Decoder.n_planes)
     out_ids: Tensor | None  # i32 [n_outputs]; None where no logits are wanted
     attention: Callable[[int], Attention]
+    states: States | None = None
     embeddings: bool = False  # what the last norm gives is wanted, not logits
     pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
@@ -176,6 +186,8 @@ class Decoder:
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     split_heads: ClassVar[bool] = False
     """A head's values may be of another width than its keys."""
+    grouped: ClassVar[bool] = True
+    """Heads of queries may share one of keys and values."""
     headless: ClassVar[bool] = False
     """Layers may have no heads of keys and values, and then nothing in the cache."""
     partial_rope: ClassVar[bool] = False
@@ -256,6 +268,8 @@ class Decoder:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
             yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        if not cls.grouped and c.n_head_kv != c.n_head:
+            yield f"attention.head_count_kv: expected {c.n_head[0]} (head_count), found {c.n_head_kv[0]}"
         for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
             if not cls.headless and not all(heads):
                 yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
@@ -430,6 +444,11 @@ class Decoder:
     def expert_optional(cls, role: str) -> bool:
         """Say whether a file may lack one of the experts' matrices: gate, up or down."""
         return False
+
+    @classmethod
+    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
+        """Return the widths of the states that recurrent layers keep for each sequence, by layer and name."""
+        return {}
 
     # -------------------------------------------------------------------------------------------------- small steps
 
@@ -762,7 +781,7 @@ class Decoder:
     @classmethod
     def attention_scale(cls, c: Config) -> float:
         """Return what scores (or queries) are multiplied by."""
-        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_v)
+        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_k)
 
     @classmethod
     def max_alibi_bias(cls, c: Config) -> float:

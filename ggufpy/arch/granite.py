@@ -62,7 +62,10 @@ class GraniteSwa(GraniteMoe):
     swa_rope = "same"
     sinks = True
     moe = Moe(required=False, shared=True, fused=True)
-    tiny_variants = {"rope-pattern": {"rope_pattern": [False, True, False]}}
+    tiny_variants = {
+        "rope-pattern": {"rope_pattern": [False, True, False]},
+        "deepstack": {"extra": {"granite_swa.deepstack_mapping": [0, 1, 2]}},
+    }
 
     @classmethod
     def rotates(cls, c: Config, il: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Moe, f32, inv_sqrt
+from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import NEOX, Decoder, Moe, f32
 from ggufpy.graph import Tensor
 
 __all__ = ["MiMo2"]
@@ -27,10 +27,6 @@ class MiMo2(Decoder):
     moe = Moe(by_tensors=True, gating="sigmoid", bias=None)
     tiny = {"n_embd_head_k": 64, "n_embd_head_v": 32, "n_rot": 16}
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1]}}
-
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
-        return inv_sqrt(c.n_embd_head_k)
 
     def attention(self, x: Tensor, il: int) -> Tensor:
         cur, scale = super().attention(x, il), self.c.attn_value_scale

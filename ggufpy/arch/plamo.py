@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, Decoder, inv_sqrt
+from ggufpy.arch.decoder import NEOX, Decoder
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -41,10 +40,6 @@ class Plamo3(Decoder):
     qk_norm = "head"
     ffn_fused = True
     ffn_scale = False
-
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
-        return inv_sqrt(c.n_embd_head_k)
 
     @classmethod
     def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:

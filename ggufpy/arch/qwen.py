@@ -21,6 +21,7 @@ class Qwen(Decoder):
     """Qwen 1: one matrix for q, k and v; `feed_forward_length` counts gate and up together."""
 
     name = "qwen"
+    grouped = False
     partial_rope = True
     tie = False
     rope = NEOX
@@ -28,13 +29,6 @@ class Qwen(Decoder):
     qkv_bias = True
     ffn_scale = False
     tiny = {"n_head_kv": 4}
-    tiny_variants = {"one-kv-head": None}
-
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_head_kv != c.n_head:
-            yield "attention.head_count_kv must be head_count"
 
     @classmethod
     def adjust(cls, c: Config) -> Config:

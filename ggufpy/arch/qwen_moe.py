@@ -59,6 +59,7 @@ class Qwen3VlMoe(Qwen3Moe):
     keys = {"n_ff_exp": 0, "rope_sections": REQUIRED}
     rope = IMROPE
     moe = Moe(split_ff=True)
+    tiny_variants = {"deepstack": {"extra": {"qwen3vlmoe.n_deepstack_layers": 2}}}
 
 
 class GroveMoe(Qwen3Moe):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, f32, inv_sqrt
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -53,10 +53,6 @@ class Step35(Decoder):
     def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
         for spec in super().attention_tensors(c, il, has):
             yield replace(spec, optional=spec.optional or spec.name == "attn_gate.weight")
-
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
-        return inv_sqrt(c.n_embd_head_k)
 
     def factors(self, il: int) -> Tensor | None:
         return None if self.c.is_swa[il] else super().factors(il)

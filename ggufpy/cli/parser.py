@@ -59,6 +59,8 @@ def _parser() -> ArgumentParser:
         ("generate", "[PROMPT] [options]", _add_generate, "continue a text"),
         ("chat", "[options]", _add_chat, "talk with a model"),
         ("inspect", "FILE [options]", _add_inspect, "show what is in a GGUF file"),
+        ("tokenize", "FILE [TEXT] [options]", _add_tokenize, "show the tokens of a text"),
+        ("template", "FILE [MESSAGES] [options]", _add_template, "show the prompt that a chat becomes"),
         ("compare", "MODEL DUMP [options]", _add_compare, "compare logits with those llama.cpp computed"),
         ("bench", "MODEL [options]", _add_bench, "measure speed, load time and memory"),
     ):
@@ -93,6 +95,37 @@ def _add_inspect(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a GGUF file (the first, if split), or the name of a model")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--arrays", action="store_true", help="give long arrays and texts in full")
+
+
+def _add_tokenize(parser: ArgumentParser) -> None:
+    """Show the tokens of a text: ids, pieces and places. The file may hold a vocabulary only."""
+    parser.add_argument("file", metavar="FILE", help="a GGUF file, or the name of a model")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="read from standard input if absent or -")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--ids", action="store_true", help="print the ids only, on one line")
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--add-special", action=switch, default=True, help="add begin and end tokens, if the file says")
+    parser.add_argument(
+        "--parse-special", action=switch, default=False, help="take the names of control tokens for them"
+    )
+
+
+def _add_template(parser: ArgumentParser) -> None:
+    """Show the prompt that the chat template of a file makes of messages, or the template itself."""
+    parser.add_argument("file", metavar="FILE", help="a GGUF file, or the name of a model")
+    parser.add_argument(
+        "messages",
+        nargs="?",
+        metavar="MESSAGES",
+        help="a JSON file: a list of messages, or an object with messages and what else the template takes (tools, "
+        "enable_thinking …); read from standard input if absent or -",
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help="a jinja template in place of the file's own")
+    parser.add_argument("--name", metavar="NAME", help="one of the file's named templates")
+    parser.add_argument("--source", action="store_true", help="print the template and render nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON: the text and its token ids")
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--generation-prompt", action=switch, default=True, help="end where the answer begins")
 
 
 def _add_compare(parser: ArgumentParser) -> None:

@@ -11,15 +11,18 @@ patterns, each cuts the pieces that the one before left, matches and gaps alike,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate, pairwise
 
 from ggufpy.tokenizer.unicode_classes import CLASS_SETS, shape
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "splitter"]
 
 _FOREIGN_SPACES = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_BEYOND_ASCII = re.compile("[^\0-\x7f]+")
 _DIGITS = re.compile("[0-9]+")
 _THREE_DIGITS = "[0-9]{3}"
 _NUMBERS = re.compile(f"[{CLASS_SETS['N']}]+")
@@ -100,13 +103,18 @@ _YOUTU_SCRIPTS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Describe one pre-tokenizer. `stages` is empty while ggufpy knows the name but cannot cut text its way yet."""
+    """Describe one pre-tokenizer."""
 
-    stages: tuple[_Stage, ...] = ()
+    stages: tuple[_Stage, ...]
     ignore_merges: bool = False  # a word that is a token is not taken apart and merged again
     add_bos: bool = False  # when the file does not say
     bos_by_default: bool = True  # False: no bos token unless the file names one
     clean_spaces: bool = True  # decoding drops the spaces before punctuation and contractions
+    raw: bool = False  # words are spelled with their own characters, not byte by byte
+    escapes_spaces: bool = False  # and spaces as U+2581
+    newlines_are_whole: bool = False  # a word of newlines that is a token is not merged
+    always_bos: bool = False  # whatever the file says
+    lowercase: bool = True  # when the file does not say, and of use to WhitespaceBPE only
 
 
 _gpt2 = PreTokenizer((_GPT2,))
@@ -187,7 +195,11 @@ _MEANINGS = {
     "poro-chat": _exact(_BLOOM),
     "bloom gpt3-finnish": PreTokenizer((_BLOOM,)),
     "viking": _exact(_BLOOM, r"[\p{N}]"),
-    "gemma4 granite-embed-multi-311m sarvam-moe whitespace": PreTokenizer(),
+    "gemma4 granite-embed-multi-311m": PreTokenizer(
+        (_NEWLINES,), raw=True, escapes_spaces=True, newlines_are_whole=True, always_bos=True
+    ),
+    "sarvam-moe": _exact(_NEWLINES, raw=True, escapes_spaces=True),
+    "whitespace": PreTokenizer((r"\S+",), raw=True, lowercase=False),
 }  # fmt: skip
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _MEANINGS.items() for name in names.split()}
@@ -220,13 +232,22 @@ def splitter(stages: tuple[_Stage, ...]) -> Callable[[str], list[str]]:
 
 def _reshaped(cut: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
     """Make a function that cuts text of a function that cuts shapes."""
-    return lambda text: cut(text) if text.isascii() else _recut(text, cut(shape(text)))
+
+    def words(text: str) -> list[str]:
+        if text.isascii():
+            return cut(text)
+        pieces = cut(shape(text))
+        foreign = [place for found in _BEYOND_ASCII.finditer(text) for place in range(*found.span())]
+        if len(foreign) * 8 > len(pieces):
+            return _recut(text, pieces)
+        ends = list(accumulate(map(len, pieces)))  # all other pieces are what they look like
+        for i in {bisect_right(ends, place) for place in foreign}:
+            pieces[i] = text[ends[i] - len(pieces[i]) : ends[i]]
+        return pieces
+
+    return words
 
 
 def _recut(text: str, pieces: list[str]) -> list[str]:
     """Cut `text` into pieces as long as the ones given."""
-    cut, end = [], 0
-    for piece in pieces:
-        start, end = end, end + len(piece)
-        cut.append(text[start:end])
-    return cut
+    return [text[start:end] for start, end in pairwise(accumulate(map(len, pieces), initial=0))]

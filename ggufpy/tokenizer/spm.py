@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from ggufpy.errors import TokenizerError
+from ggufpy.tokenizer import native
 from ggufpy.tokenizer.merging import Merger
 from ggufpy.tokenizer.utf8 import units
 from ggufpy.tokenizer.vocab import Vocabulary
 from ggufpy.tokenizer.words import Words
 
-__all__ = ["SPACE", "SentencePieceBPE", "with_spaces"]
+__all__ = ["SPACE", "SentencePieceBPE", "cutter", "with_spaces"]
 
 SPACE = "\u2581"
 _SPACE_BYTES = SPACE.encode()
+_SHORT = 64  # characters; a shorter text is not worth cutting
 
 
 class SentencePieceBPE:
@@ -33,9 +36,11 @@ class SentencePieceBPE:
         self._id_of = vocab.id_of
         self._unknown = vocab.given_ids.get("unk")
         self._prefix = SPACE if vocab.add_space_prefix else ""
-        self._merger = Merger(vocab.id_of, [-score for score in vocab.scores] + [math.inf])
-        self._words = Words(self._encode_word)
-        self._cut = _cutter(vocab.texts)
+        self._tokens = vocab.texts
+        self._ranks = [-score for score in vocab.scores] + [math.inf]
+        self._merger = Merger(vocab.id_of, self._ranks)
+        self._native: native.MergedWords | None = None
+        self._words = Words(self._encode_word, self._encode_many)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text between special tokens, or between one and an end of the whole text."""
@@ -43,8 +48,16 @@ class SentencePieceBPE:
         try:
             text.encode()
         except UnicodeEncodeError:  # bad bytes: what is a character then depends on all before it
-            return list(self._encode_word(text))
-        return self._words.encode(self._cut(text))
+            return self._words.encode([text])
+        return self._words.encode(self._cut(text) if len(text) > _SHORT else [text])
+
+    def seen(self, text: str) -> list[bytes]:
+        """Return what becomes of each character."""
+        return [char.encode("utf-8", "surrogateescape") for char in text.replace(SPACE, " ")]
+
+    @cached_property
+    def _cut(self) -> Callable[[str], list[str]]:
+        return cutter(self._tokens)
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         symbols = self._merger.merge(units(word.encode("utf-8", "surrogateescape")))
@@ -52,6 +65,14 @@ class SentencePieceBPE:
             return tuple([self._id_of[symbol] for symbol in symbols])
         except KeyError:
             return tuple(id for symbol in symbols for id in self._ids_of_symbol(symbol))
+
+    def _encode_many(self, words: list[str]) -> list[tuple[int, ...]] | None:
+        if not native.available():
+            return None
+        if self._native is None:
+            byte_ids = list(map(self._id_of_byte, range(256)))
+            self._native = native.MergedWords(self._tokens, byte_ids, ranks=self._ranks)
+        return self._native.encode([word.encode("utf-8", "surrogateescape") for word in words])
 
     def _ids_of_symbol(self, symbol: bytes) -> list[int]:
         if (whole := self._id_of.get(symbol)) is not None:
@@ -72,7 +93,7 @@ def with_spaces(token: bytes) -> bytes:
     return token.replace(_SPACE_BYTES, b" ")
 
 
-def _cutter(tokens: list[bytes]) -> Callable[[str], list[str]]:
+def cutter(tokens: Iterable[bytes]) -> Callable[[str], list[str]]:
     """Make a function that cuts a text before spaces, but for those that some token has inside, after another char."""
     inner = "".join(token.decode("utf-8", "replace") for token in tokens if token.rfind(_SPACE_BYTES) > 0)
     before = re.escape("".join(sorted(set(re.findall(f"[^{SPACE}](?={SPACE})", inner)))))

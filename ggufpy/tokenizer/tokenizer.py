@@ -1,12 +1,15 @@
 """`Tokenizer`: text ↔ token ids, and messages → prompt.
 
 Owns: the order of things in a text (begin and end tokens, special tokens, text between them), decoding and its options.
-Does not own: reading the vocabulary (`vocab.py`), a family's way with plain text (`bpe.py`), templates (`ggufpy.chat`).
+Does not own: reading the vocabulary (`vocab.py`), finding special tokens (`specials.py`), a family's way with plain
+text (`families.py`), templates (`ggufpy.chat`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from os import PathLike
 from typing import Any
 from weakref import WeakMethod
@@ -15,6 +18,8 @@ from ggufpy.errors import TemplateError, TokenizerError
 from ggufpy.gguf import GGUFFile
 from ggufpy.tokenizer.decoding import DecodeStream, clean_spaces
 from ggufpy.tokenizer.families import Encoder, encoder, reader
+from ggufpy.tokenizer.offsets import Token, places
+from ggufpy.tokenizer.specials import Specials
 from ggufpy.tokenizer.vocab import TokenAttr, Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -34,8 +39,8 @@ class Tokenizer:
     """Encode and decode text with the vocabulary of a GGUF file, with llama.cpp's results.
 
     `encode` equals llama_tokenize, `decode` equals llama_detokenize(remove_special=False, unparse_special=True).
-    A vocabulary whose family ggufpy does not support yet opens too: ids and end-of-generation tokens are there, and
-    asking it for text raises TokenizerError. A tokenizer is immutable and may be shared between threads.
+    A file that has no tokens opens too; asking it for text raises TokenizerError. A tokenizer is immutable and may be
+    shared between threads.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -95,6 +100,12 @@ class Tokenizer:
         return dict(self._vocab.ids)
 
     @property
+    def fim_token_ids(self) -> tuple[int, int, int] | None:
+        """The fill-in-the-middle tokens that come before the prefix, the suffix and the middle; None unless all are."""
+        prefix, suffix, middle = (self._vocab.ids.get(role) for role in ("fim_pre", "fim_suf", "fim_mid"))
+        return None if prefix is None or suffix is None or middle is None else (prefix, suffix, middle)
+
+    @property
     def eog_token_ids(self) -> frozenset[int]:
         """The tokens that end generation: llama.cpp's set (llama_vocab_is_eog).
 
@@ -118,20 +129,59 @@ class Tokenizer:
 
     def _encode(self, text: str, shadow: str, add_special: bool, parse_special: bool) -> list[int]:
         model = self._family()
-        ids = [self._required("bos")] if add_special and self.add_bos else []
-        for part in self._vocab.split_specials(text, shadow, parse_special=parse_special):
-            if isinstance(part, int):
-                ids.append(part)
+        before, after = self._vocab.around if add_special else ([], [])
+        ids = list(map(self._required, before))
+        for start, end, id in self._specials.split(text, shadow, parse_special=parse_special):
+            ids += model.encode(text[start:end]) if id is None else [id]
+        return ids + list(map(self._required, after))
+
+    def encode_batch(
+        self, texts: Iterable[str | bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        """Return the token ids of several texts, each as `encode` gives them."""
+        return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
+
+    def tokens_with_offsets(
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[Token]:
+        """Return the tokens that `encode` gives with their bytes and their places: characters of a str, else bytes.
+
+        The places of the parts of a character are that character's. What a vocabulary normalizes is found again, so
+        `text[start:end]` may differ from the token's bytes; tokens that were added have an empty place.
+        """
+        checked = _checked(text)
+        before, after = self._vocab.around if add_special else ([], [])
+        tokens = [Token(id, self._pieces[id], 0, 0) for id in map(self._required, before)]
+        for start, end, id in self._specials.split(checked, checked, parse_special=parse_special):
+            if id is None:
+                tokens += self._tokens_in(checked, start, end)
             else:
-                ids += model.encode(part)
-        if add_special and self.add_eos:
-            ids.append(self._required("eos"))
-        return ids
+                tokens.append(Token(id, self._pieces[id], start, end))
+        tokens += [Token(id, self._pieces[id], len(checked), len(checked)) for id in map(self._required, after)]
+        return tokens if isinstance(text, str) else _in_bytes(checked, tokens)
+
+    def _tokens_in(self, text: str, start: int, end: int) -> list[Token]:
+        """Return the tokens of a part of the text without special tokens."""
+        vocab, part = self._vocab, text[start:end]
+        ids = self._family().encode(part)
+        is_unknown = {id: bool(vocab.attr(id) & TokenAttr.UNKNOWN) or id == vocab.given_ids.get("unk") for id in ids}
+        pieces = [None if is_unknown[id] else self._pieces[id] for id in ids]
+        if vocab.model == "bert":  # the space in its tokens only says that a word begins
+            pieces = [piece and piece.removeprefix(b" ") for piece in pieces]
+        found = places(self._family().seen(part), pieces)
+        return [
+            Token(id, self._pieces[id], start + first, start + last)
+            for id, (first, last) in zip(ids, found, strict=True)
+        ]
+
+    @cached_property
+    def _specials(self) -> Specials:
+        return Specials(self._vocab)
 
     def _required(self, role: str) -> int:
         id = self._vocab.given_ids.get(role)
         if id is None:
-            raise TokenizerError(f"tokenizer.ggml.add_{role}_token is set, but the file has no {role}_token_id")
+            raise TokenizerError(f"a text begins or ends with the {role} token, but the file has no {role}_token_id")
         return id
 
     def _family(self) -> Encoder:
@@ -178,12 +228,7 @@ class Tokenizer:
     def _piece_of(self, id: int) -> bytes:
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"token {id}: expected an id from 0 to {self.n_vocab - 1}")
-        token, attr = self._vocab.texts[id], self._vocab.attr(id)
-        if attr & (TokenAttr.CONTROL | TokenAttr.UNKNOWN | TokenAttr.USER_DEFINED):
-            return token
-        if attr & TokenAttr.NORMAL:
-            return reader(self._vocab)(token)
-        return bytes([int(token[3:5], 16)]) if attr & TokenAttr.BYTE else b""
+        return reader(self._vocab)(self._vocab.texts[id], self._vocab.attr(id))
 
     # -- chat ----------------------------------------------------------------------------------------------------
 
@@ -224,23 +269,24 @@ class Tokenizer:
         """
         from ggufpy.chat import render, render_guarded  # only those who chat need it
 
-        template = self._choose_template(chat_template, tools is not None)
+        template = self.choose_chat_template(chat_template, with_tools=tools is not None)
         names = {name: self._vocab.given_ids.get(role) for name, role in _TEMPLATE_TOKENS.items()}
         tokens = {name: self._special_text(id) for name, id in names.items() if id is not None}
         variables = {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs}
         if not tokenize:
             return render(template, messages, tokens=tokens, **variables)
-        guarded = [special.text for special in self._vocab.specials if special.guarded]
+        guarded = [special.text for special in self._specials.tokens if special.guarded]
         text, shadow = render_guarded(template, messages, guarded, tokens=tokens, **variables)
         ids = self._encode(_checked(text), shadow, add_special=False, parse_special=True)
-        if self.add_bos and ids[:1] != [self.bos_token_id]:
+        if "bos" in self._vocab.around[0] and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self._required("bos"))
         return ids
 
     def _special_text(self, id: int) -> str:
         return self._vocab.texts[id].decode("utf-8", "replace")
 
-    def _choose_template(self, asked: str | None, with_tools: bool) -> str:
+    def choose_chat_template(self, asked: str | None = None, *, with_tools: bool = False) -> str:
+        """Return the template named, or given, as `asked`; else the file's own. Raises TemplateError without one."""
         templates = self.chat_templates
         if asked:
             return templates.get(asked, asked)
@@ -252,6 +298,13 @@ class Tokenizer:
         raise TemplateError(
             f"the file has no chat template{others}: pass one as chat_template=, or give the model plain text"
         )
+
+
+def _in_bytes(text: str, tokens: list[Token]) -> list[Token]:
+    """Count the places in bytes of the text."""
+    sizes = map(len, (char.encode("utf-8", "surrogateescape") for char in text))
+    at = list(accumulate(sizes, initial=0))
+    return [Token(token.id, token.piece, at[token.start], at[token.end]) for token in tokens]
 
 
 class _Pieces(dict[int, bytes]):

@@ -1,7 +1,7 @@
 """The letter, number, mark, punctuation, symbol and space classes that llama.cpp's pre-tokenizers use.
 
-Owns: the class of every code point, and `shape`, which replaces each character by one of its class so that a pattern
-needs only small character sets. Does not own: the patterns (`pretokenizers.py`).
+Owns: the class of every code point, `shape`, which replaces each character by one of its class so that a pattern needs
+only small character sets, lower case and base letters. Does not own: the patterns (`pretokenizers.py`).
 
 The classes are those of llama.cpp's Unicode table (unicode-data.cpp). Python's own tables, and the regex module's, are
 of other Unicode versions and differ in thousands of code points, so they cannot be used.
@@ -10,10 +10,11 @@ of other Unicode versions and differ in thousands of code points, so they cannot
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_right
 from itertools import accumulate
 
-__all__ = ["CLASS_SETS", "shape"]
+__all__ = ["CLASS_SETS", "base", "category", "is_space", "lower", "shape"]
 
 # The class of each code point from U+0080 on, as runs: L letter, N number, M mark, P punctuation, S symbol, W space,
 # H Chinese letter, h other code point in the Chinese blocks, - none of them; and how many in a row (1 when absent).
@@ -80,6 +81,25 @@ CLASS_SETS = {
 }
 
 
+# The "other" characters that exist: controls, marks without a shape, private use. The rest of class - is not assigned.
+_CONTROLS = (
+    (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x600, 0x605), (0x61C, 0x61C), (0x6DD, 0x6DD), (0x70F, 0x70F),
+    (0x890, 0x891), (0x8E2, 0x8E2), (0x180E, 0x180E), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x2064),
+    (0x2066, 0x206F), (0xD800, 0xF8FF), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB), (0x110BD, 0x110BD), (0x110CD, 0x110CD),
+    (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0001, 0xE0001), (0xE0020, 0xE007F),
+    (0xF0000, 0xFFFFD), (0x100000, 0x10FFFD),
+)  # fmt: skip
+
+# Lower case of letters that Python 3.10 does not know yet, as first, last and distance.
+_NEW_CAPITALS = (
+    (0x2C2F, 0x2C2F, 0x30), (0xA7C0, 0xA7C0, 1), (0xA7D0, 0xA7D0, 1), (0xA7D6, 0xA7D6, 1), (0xA7D8, 0xA7D8, 1),
+    (0x10570, 0x1057A, 0x27), (0x1057C, 0x1058A, 0x27), (0x1058C, 0x10592, 0x27), (0x10594, 0x10595, 0x27),
+)  # fmt: skip
+
+
+_BEYOND_ASCII = re.compile("[^\0-\x7f]+")
+
+
 class _StandIns(dict[int, str]):
     """A `str.translate` table that looks up a code point's class when it is first met."""
 
@@ -105,4 +125,38 @@ def shape(text: str) -> str:
         return text
     if _stand_ins is None:
         _stand_ins = _StandIns()
-    return text.translate(_stand_ins)
+    table = _stand_ins
+    return _BEYOND_ASCII.sub(lambda found: found[0].translate(table), text)
+
+
+def category(char: str) -> str:
+    """Return the class of a character: L letter, N number, M mark, P punctuation, S symbol, W space, C control, - none.
+
+    The few characters of class W are those of `is_space`, but for controls.
+    """
+    code = ord(char)
+    if any(first <= code <= last for first, last in _CONTROLS):
+        return "C"
+    shaped = shape(char)
+    if shaped in " \v":
+        return "W"
+    found = next((name for name in "LNMPS" if re.match(f"[{CLASS_SETS[name]}]", shaped)), None)
+    return found or ("L" if shaped == _STAND_IN["H"] else "-")
+
+
+def is_space(char: str) -> bool:
+    """Tell whether llama.cpp counts the character as a space."""
+    return char in " \t\n\v\f\r\x85" or (char > "\x7f" and shape(char) == "\v")
+
+
+def lower(char: str) -> str:
+    """Return the lower case of one character, always one character."""
+    if (found := char.lower()[0]) != char:
+        return found if category(char) != "-" else char  # not assigned: a newer Unicode than llama.cpp's
+    return next((chr(ord(char) + by) for first, last, by in _NEW_CAPITALS if first <= ord(char) <= last), char)
+
+
+def base(char: str) -> str:
+    """Return the first character of the canonical decomposition: a letter without its accents."""
+    found = unicodedata.normalize("NFD", char)[0]
+    return char if found != char and category(char) == "-" else found

@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file: tokens, their kinds, special ids, and the tokens that end generation.
 
-Owns: reading and checking the `tokenizer.ggml.*` keys, llama.cpp's rules about token names, and finding special tokens
-in a text. Does not own: turning text into tokens (`bpe.py`, `tokenizer.py`).
+Owns: reading and checking the `tokenizer.ggml.*` keys, and llama.cpp's rules about token names. Does not own: finding
+special tokens in a text (`specials.py`), turning text into tokens (`families.py`, `tokenizer.py`).
 
 Opening a vocabulary builds no strings, unless it has byte tokens, which are checked. The tokens are read, as bytes,
 when something first depends on them. The rules are those of llama_vocab::impl::load (llama-vocab.cpp).
@@ -12,26 +12,24 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import IntFlag
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
-__all__ = ["SpecialToken", "TokenAttr", "Vocabulary"]
+__all__ = ["TokenAttr", "Vocabulary"]
 
 _log = logging.getLogger("ggufpy.tokenizer")
 
 _BYTE_TOKEN = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
-_C_SPACES = " \t\n\v\f\r"
-_PREFIX = 4  # special tokens that share so many characters are looked for together
+_DNA_MARK = "\ue000".encode()  # in the name of a token for bases, which may also be a word
 
 
-class TokenAttr(IntFlag):
-    """What kind of token it is (llama.h: llama_token_attr)."""
+class TokenAttr:
+    """What kind of token it is, in bits (llama.h: llama_token_attr). Plain numbers: there are hundreds of thousands."""
 
     UNDEFINED = 0
     UNKNOWN = 1
@@ -52,19 +50,6 @@ _ATTRS = {
     6: TokenAttr.BYTE,
 }
 _HIDDEN = TokenAttr.CONTROL | TokenAttr.UNKNOWN  # matched in a text, and shown, only on request
-_SPECIAL = _HIDDEN | TokenAttr.USER_DEFINED
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
-    """Describe a token that is matched as a whole. `guarded`: what a chat message says must not be taken for it."""
-
-    id: int
-    text: str
-    control: bool
-    guarded: bool
-    lstrip: bool = False
-    rstrip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +123,7 @@ class _Names:
     """Hold what the names of tokens add to what the file says."""
 
     ids: Mapping[str, int]
-    attrs: Mapping[int, TokenAttr]  # overridden kinds
+    attrs: Mapping[int, int]  # overridden kinds
     eog: frozenset[int]
 
 
@@ -163,10 +148,14 @@ class Vocabulary:
         if facts.has_merges and self.pre_name != "kimi-k2" and self._array("merges", "str") is None:
             raise TokenizerError("tokenizer.ggml.merges is missing, and this vocabulary merges by it")
         self._given_ids = self._read_ids(facts.ids)
-        self.add_bos = self._flag("add_bos_token", self.pre.add_bos if self.pre and self.pre.add_bos else facts.add_bos)
+        self.add_bos = self._flag("add_bos_token", facts.add_bos or bool(self.pre and self.pre.add_bos))
+        self.add_bos = self.add_bos or bool(self.pre and self.pre.always_bos)
         self.add_eos = self._flag("add_eos_token", facts.add_eos)
         self.add_space_prefix = self._flag("add_space_prefix", facts.add_space_prefix)
         self.clean_spaces = self.pre.clean_spaces if self.pre else facts.clean_spaces
+        self.remove_extra_whitespaces = self._flag("remove_extra_whitespaces", False)
+        self.lowercase = self._flag("normalizer.lowercase", self.pre.lowercase if self.pre else True)
+        self.strip_accents = self._flag("normalizer.strip_accents", self.lowercase)
         self._check_byte_tokens()
 
     # -- reading and checking ------------------------------------------------------------------------------------
@@ -259,7 +248,15 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """The tokens as they are in the file."""
+        """The tokens as they are shown: as in the file, but for the mark of DNA."""
+        if self.model != "hybriddna" or b"<oov>" not in self.id_of:
+            return self._names_in_file
+        first = self.id_of[b"<oov>"] + 1
+        names = self._names_in_file
+        return names[:first] + [name if name == _DNA_MARK else name.removesuffix(_DNA_MARK) for name in names[first:]]
+
+    @cached_property
+    def _names_in_file(self) -> list[bytes]:
         if self.model in ("no_vocab", "none"):
             return [b""] * self.size
         texts = _bytes_listed(self._array("tokens", "str"), "tokenizer.ggml.tokens")
@@ -270,13 +267,25 @@ class Vocabulary:
     @cached_property
     def id_of(self) -> dict[bytes, int]:
         """The id of each token."""
-        ids = dict(zip(self.texts, range(self.size), strict=True))
+        names = self._names_in_file
+        ids = dict(zip(names, range(self.size), strict=True))
         if len(ids) != self.size and self.model not in ("no_vocab", "none"):
-            twin = next(id for id, text in enumerate(self.texts) if ids[text] != id)
+            twin = next(id for id, name in enumerate(names) if ids[name] != id)
             raise TokenizerError(
-                f"tokenizer.ggml.tokens: tokens {twin} and {ids[self.texts[twin]]} are both {self.texts[twin][:40]!r}"
+                f"tokenizer.ggml.tokens: tokens {twin} and {ids[names[twin]]} are both {names[twin][:40]!r}"
             )
         return ids
+
+    @cached_property
+    def charsmap(self) -> bytes:
+        """The precompiled character map of a unigram vocabulary; empty when the file has none."""
+        data = self._array("precompiled_charsmap", "u8", "i8")
+        if data is None:
+            return b""
+        try:
+            return bytes(value & 0xFF for value in _listed(data))
+        except TypeError:
+            raise TokenizerError("tokenizer.ggml.precompiled_charsmap: expected bytes, found other items") from None
 
     @cached_property
     def merges(self) -> list[bytes]:
@@ -295,12 +304,26 @@ class Vocabulary:
         except TypeError:
             raise TokenizerError("tokenizer.ggml.scores: expected numbers, found other items in it") from None
 
-    def attr(self, id: int) -> TokenAttr:
-        """Give the kind of a token, after llama.cpp's overrides."""
-        return self._names.attrs.get(id) or self._attr_in_file(id)
+    @property
+    def unusual(self) -> dict[int, int]:
+        """The kinds of the tokens that are not normal ones, after llama.cpp's overrides."""
+        found = {id: self.attr(id) for id in self._kinds.keys() | self._names.attrs.keys()}
+        return {id: attr for id, attr in sorted(found.items()) if attr != TokenAttr.NORMAL}
 
-    def _attr_in_file(self, id: int) -> TokenAttr:
+    def attr(self, id: int) -> int:
+        """Give the kind of a token, after llama.cpp's overrides."""
+        return self._names.attrs.get(id) or self.attr_in_file(id)
+
+    def attr_in_file(self, id: int) -> int:
+        """Give the kind of a token before them."""
         return _ATTRS.get(self._kinds.get(id, 1), TokenAttr.UNDEFINED)
+
+    @cached_property
+    def model_names(self) -> tuple[str, str, str]:
+        """What the model is called, in lower case, its architecture and its pre-tokenizer: llama.cpp goes by these."""
+        names = (self._metadata.get(f"general.{key}", "") for key in ("name", "architecture"))
+        name, arch = (one if isinstance(one, str) else "" for one in names)
+        return name.lower(), arch, self.pre_name or ""
 
     def is_hidden(self, id: int) -> bool:
         """Tell whether the token is a control or the unknown token, which `skip_special_tokens` leaves out."""
@@ -310,10 +333,10 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> _Names:
-        attrs: dict[int, TokenAttr] = {}
+        attrs: dict[int, int] = {}
 
-        def attr(id: int) -> TokenAttr:
-            return attrs.get(id) or self._attr_in_file(id)
+        def attr(id: int) -> int:
+            return attrs.get(id) or self.attr_in_file(id)
 
         def found(names: str) -> dict[str, int]:
             return {name: self.id_of[name.encode()] for name in names.split() if name.encode() in self.id_of}
@@ -332,7 +355,7 @@ class Vocabulary:
         self._drop_inner_ends(eog, attrs)
         return _Names(ids, attrs, frozenset(eog))
 
-    def _drop_inner_ends(self, eog: set[int], attrs: dict[int, TokenAttr]) -> None:
+    def _drop_inner_ends(self, eog: set[int], attrs: dict[int, int]) -> None:
         """Leave out the names that do not end generation next to others: a message's end, or a plain `</s>`."""
         ends = {self.texts[id]: id for id in eog}
         call = b"<|call|>" in ends or b"<|calls|>" in ends
@@ -342,6 +365,15 @@ class Vocabulary:
         if b"</s>" in ends and (b"<|tool_response>" in ends or b"<|plamo:eos|>" in ends):
             eog.discard(ends[b"</s>"])
             attrs[ends[b"</s>"]] = TokenAttr.NORMAL
+
+    @property
+    def around(self) -> tuple[list[str], list[str]]:
+        """The roles of the tokens that a text begins and ends with, in their order."""
+        if self.model == "bert":
+            return ["bos"], ["sep"]
+        if self.model in ("rwkv", "plamo2"):  # llama.cpp adds none, whatever the file says
+            return [], []
+        return ["bos"] * self.add_bos, ["eos"] * self.add_eos
 
     @property
     def ids(self) -> Mapping[str, int]:
@@ -357,95 +389,6 @@ class Vocabulary:
     def eog(self) -> frozenset[int]:
         """The tokens that end generation: exactly llama.cpp's set, which it mostly makes from names."""
         return self._names.eog
-
-    # -- special tokens in a text --------------------------------------------------------------------------------
-
-    @cached_property
-    def specials(self) -> list[SpecialToken]:
-        """The tokens that are matched as a whole: longest first, as they take precedence."""
-        candidates = self._kinds.keys() | self._names.attrs.keys()
-        found = [
-            SpecialToken(
-                id,
-                text=self.texts[id].decode("utf-8", "surrogateescape"),
-                control=self.is_hidden(id),
-                # Those that llama.cpp shows as if they were text (_HARMONY) still open and close messages.
-                guarded=self.is_hidden(id) or bool(self._attr_in_file(id) & _HIDDEN),
-            )
-            for id in sorted(candidates)
-            if self.attr(id) & _SPECIAL
-        ]
-        found = [self._with_strips(special) for special in found]
-        return sorted(found, key=lambda special: -len(self.texts[special.id]))
-
-    def _with_strips(self, special: SpecialToken) -> SpecialToken:
-        """Add what llama.cpp knows, by the names of models, about the spaces around special tokens."""
-        name = str(self._metadata.get("general.name", "")).lower()
-        arch = str(self._metadata.get("general.architecture", ""))
-        pre = self.pre_name or ""
-        if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or any(
-            part in arch for part in ("nomic-bert-moe", "jina-bert-v3")
-        ):
-            return replace(special, lstrip=special.text == "<mask>")
-        if "phi-3" in name or "phi3" in name:
-            return replace(special, rstrip=special.text not in ("<unk>", "<s>", "<|endoftext|>"))
-        if "modern-bert" in name:
-            return replace(special, lstrip=special.text == "[MASK]")
-        return special
-
-    @cached_property
-    def _grouped(self) -> dict[str, list[int]]:
-        groups: dict[str, list[int]] = {}
-        for order, special in enumerate(self.specials):
-            groups.setdefault(special.text[:_PREFIX], []).append(order)
-        return groups
-
-    def split_specials(self, text: str, shadow: str, *, parse_special: bool) -> Iterator[int | str]:
-        """Yield the ids of special tokens and the text between them (llama.cpp's tokenizer_st_partition).
-
-        User-defined tokens are always matched, control tokens only with `parse_special`. The guarded ones are looked
-        for in `shadow`, which is `text` with characters of the parts that must not contain them replaced.
-        """
-        fragments: list[int | tuple[int, int]] = [(0, len(text))] if text else []
-        for special in self._specials_in(text):
-            if parse_special or not special.control:
-                where = shadow if special.guarded else text
-                fragments = [part for old in fragments for part in _cut_out(special, old, text, where)]
-        for fragment in fragments:
-            yield fragment if isinstance(fragment, int) else text[slice(*fragment)]
-
-    def _specials_in(self, text: str) -> list[SpecialToken]:
-        """Give the special tokens that occur in `text`, in their order. There may be thousands that do not."""
-        found = [
-            order
-            for prefix, orders in self._grouped.items()
-            if prefix in text
-            for order in orders
-            if self.specials[order].text in text
-        ]
-        return [self.specials[order] for order in sorted(found)]
-
-
-def _cut_out(
-    special: SpecialToken, fragment: int | tuple[int, int], text: str, where: str
-) -> Iterator[int | tuple[int, int]]:
-    """Cut a fragment of the text at each occurrence of a special token."""
-    if isinstance(fragment, int):
-        yield fragment
-        return
-    start, end = fragment
-    while (at := where.find(special.text, start, end)) >= 0:
-        left = at
-        while special.lstrip and left > start and text[left - 1] in _C_SPACES:
-            left -= 1
-        if left > start:
-            yield start, left
-        yield special.id
-        start = at + len(special.text)
-        while special.rstrip and start < end and text[start] in _C_SPACES:
-            start += 1
-    if start < end:
-        yield start, end
 
 
 def _shown(value: Any) -> str:

@@ -68,6 +68,6 @@ class LlamaVocabulary:
 
     def piece(self, id: int) -> bytes:
         """Call llama_token_to_piece, special tokens shown."""
-        buffer = ctypes.create_string_buffer(4096)
+        buffer = ctypes.create_string_buffer(1 << 16)
         n = llama_cpp.llama_token_to_piece(self._vocab, id, buffer, len(buffer), 0, True)
         return buffer.raw[:n]

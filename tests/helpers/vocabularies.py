@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["byte_level", "sentencepiece", "spell"]
+__all__ = ["byte_level", "character_map", "sentencepiece", "spell"]
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -67,3 +67,20 @@ def sentencepiece(
         **keys,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
+
+
+def character_map(replacements: Mapping[str, str]) -> bytes:
+    """Make a precompiled character map, its trie spread out: 256 nodes for the children of each node."""
+    prefixes = {key.encode()[:end] for key in replacements for end in range(1, len(key.encode()) + 1)}
+    block_of = {prefix: 256 * (i + 1) for i, prefix in enumerate([b"", *sorted(prefixes)])}
+    nodes, texts = [0] * (256 * (len(block_of) + 1)), b""
+    nodes[0] = block_of[b""] << 10
+    for prefix in prefixes:
+        place = block_of[prefix[:-1]] + prefix[-1]
+        nodes[place] = (place ^ block_of[prefix]) << 10 | prefix[-1]
+    for key, replacement in replacements.items():
+        nodes[block_of[key.encode()[:-1]] + key.encode()[-1]] |= 1 << 8
+        nodes[block_of[key.encode()]] = 1 << 31 | len(texts)
+        texts += replacement.encode() + b"\0"
+    trie = b"".join(node.to_bytes(4, "little") for node in nodes)
+    return len(trie).to_bytes(4, "little") + trie + texts

@@ -17,7 +17,6 @@ ggml_threadpool_t ggufpy_threadpool_new(ggml_backend_dev_t device, struct ggml_t
 bool ggufpy_threadpool_free(ggml_backend_dev_t device, ggml_threadpool_t pool);
 ggml_backend_buffer_type_t * ggufpy_dev_extra_bufts(ggml_backend_dev_t device);
 struct ggml_backend_feature * ggufpy_reg_features(ggml_backend_reg_t reg);
-bool ggufpy_dev_is_numa(ggml_backend_dev_t device);
 
 /* Tensors and graphs. */
 void ggufpy_describe(const struct ggml_tensor * t, int64_t * out);
@@ -25,10 +24,8 @@ struct ggml_tensor * ggufpy_graph_first_unsupported(struct ggml_cgraph * graph, 
 int ggufpy_graph_max_holes(struct ggml_cgraph * graph, const void * memory, int n);
 bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tensor);
 int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * limits, int n, int64_t * bad);
-bool ggufpy_stop(void * data);
 
 /* Callbacks. */
+bool ggufpy_stop(void * data);
 void ggufpy_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 extern "Python" void ggufpy_log(enum ggml_log_level level, const char * text, void * user_data);
-extern "Python" bool ggufpy_abort(void * data);
-extern "Python" bool ggufpy_eval(struct ggml_tensor * tensor, bool ask, void * user_data);

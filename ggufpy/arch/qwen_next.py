@@ -1,0 +1,252 @@
+"""Qwen 3 Next, 3.5 and 3.6: three layers of four are gated delta nets, which keep a matrix for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import IMROPE, NEOX, Has, Moe, f32, inv_sqrt, linear
+from ggufpy.arch.hybrid import Hybrid
+from ggufpy.arch.tensors import TensorSpec
+from ggufpy.graph import Tensor
+
+__all__ = ["Qwen3Next", "Qwen35", "Qwen35Moe"]
+
+
+class DeltaNet(Hybrid):
+    """Qwen 3.5 but for its rotation: attention's output is weighed by a gate that the queries' matrix brings along."""
+
+    SSM: ClassVar[Mapping[str, Any]] = {
+        "ssm_d_conv": REQUIRED, "ssm_d_inner": REQUIRED, "ssm_d_state": REQUIRED, "ssm_dt_rank": REQUIRED,
+        "ssm_n_group": REQUIRED, "is_recurrent": (), "full_attention_interval": 4,
+    }  # fmt: skip
+    ffn_norm = "post_attention_norm"
+    qk_norm = "head"
+    partial_rope = True
+    crop = "last"
+    nextn = True
+    tiny = {
+        "n_layer": 4, "ssm_d_conv": 4, "ssm_d_inner": 128, "ssm_d_state": 32, "ssm_dt_rank": 4, "ssm_n_group": 2,
+    }  # fmt: skip
+    tiny_variants = {
+        "interval": {"full_attention_interval": 2},
+        "recurrent-layers": {"is_recurrent": [False, True, True, True]},
+        "as-many-heads": {"ssm_n_group": 4},
+        "nextn": {"n_layer": 5, "n_layer_nextn": 1},
+    }
+
+    @classmethod
+    def check(cls, c: Config) -> Iterator[str]:
+        yield from super().check(c)
+        if c.ssm_d_inner != c.ssm_d_state * c.ssm_dt_rank:
+            yield f"ssm.inner_size: expected {c.ssm_dt_rank} heads of {c.ssm_d_state}, found {c.ssm_d_inner}"
+        if c.ssm_dt_rank % c.ssm_n_group:
+            yield f"ssm.group_count: expected a divisor of {c.ssm_dt_rank} (ssm.time_step_rank), found {c.ssm_n_group}"
+
+    @classmethod
+    def adjust(cls, c: Config) -> Config:
+        """Take the heads of keys and values from recurrent layers."""
+        step = c.full_attention_interval
+        recurrent = c.is_recurrent or [(il + 1) % step != 0 for il in range(c.n_layer)]
+        return replace(c, n_head_kv=tuple(0 if r else n for r, n in zip(recurrent, c.n_head_kv, strict=True)))
+
+    @classmethod
+    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
+        widths = {"r": (c.ssm_d_conv - 1) * cls.n_channels(c), "s": c.ssm_d_state * c.ssm_d_inner}
+        return {il: widths for il, n in enumerate(c.n_head_kv) if not n}
+
+    @classmethod
+    def n_channels(cls, c: Config) -> int:
+        """Return how many values queries, keys and values have together."""
+        return c.ssm_d_inner + 2 * c.ssm_n_group * c.ssm_d_state
+
+    @classmethod
+    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        extra = c.n_embd_head_k * c.n_head[il]  # the gate's
+        for spec in super().attention_tensors(c, il, has):
+            if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
+                spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
+            yield spec
+
+    @classmethod
+    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from linear("attn_qkv", c.n_embd, cls.n_channels(c), False)
+        yield from linear("attn_gate", c.n_embd, c.ssm_d_inner, False)
+        yield from linear("ssm_beta", c.n_embd, c.ssm_dt_rank, False)
+        yield from linear("ssm_alpha", c.n_embd, c.ssm_dt_rank, False)
+        yield from cls.delta_tensors(c)
+
+    @classmethod
+    def delta_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        """List what stands behind a recurrent layer's first matrices."""
+        yield TensorSpec("ssm_conv1d.weight", (c.ssm_d_conv, cls.n_channels(c)), f32=True)
+        yield TensorSpec("ssm_dt.bias", (c.ssm_dt_rank,))
+        yield TensorSpec("ssm_a", (c.ssm_dt_rank,))
+        yield TensorSpec("ssm_norm.weight", (c.ssm_d_state,))
+        yield from linear("ssm_out", c.ssm_d_inner, c.n_embd, False)
+
+    @classmethod
+    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+        yield from super().nextn_tensors(replace(c, n_head_kv=(max(c.n_head_kv),) * c.n_layer))
+
+    # ------------------------------------------------------------------------------------------------------ attention
+
+    def attention(self, x: Tensor, il: int) -> Tensor:
+        if not self.c.n_head_kv[il]:
+            return self.recur(x, il)
+        (q, gate), k, v = self.gated_qkv(x, il)
+        q, k = self.position(q, k, il)
+        cur = self.named(self.attend(q, k, v, il), "attn_pregate", il)
+        cur = self.g.mul(cur, self.g.sigmoid(self.g.cont_2d(gate, *cur.ne[:2])))
+        return self.named(self.linear(cur, f"blk.{il}.attn_output"), "attn_output", il)
+
+    def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
+        (q, _), k, v = self.gated_qkv(x, il)
+        return q, k, v
+
+    def gated_qkv(self, x: Tensor, il: int) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+        """Project to queries and their gates, which lie head by head in one matrix, keys and values."""
+        g, c, blk, n_tokens, d = self.g, self.c, f"blk.{il}", x.ne[1], self.c.n_embd_head_k
+        heads = (2 * c.n_head[il], c.n_head_kv[il], c.n_head_kv[il])
+        if f"{blk}.attn_qkv.weight" in self.w:
+            y, at = self.fused_qkv(x, blk), (0, heads[0], heads[0] + heads[1])
+            parts = [g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], d * 4 * i)) for n, i in zip(heads, at, strict=True)]
+        else:
+            parts = [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
+        q, k, v = (g.reshape_3d(part, d, n, n_tokens) for part, n in zip(parts, heads, strict=True))
+        both = [g.view_3d(q, d, c.n_head[il], n_tokens, 2 * d * 4, q.nb[2], i * d * 4) for i in (0, 1)]
+        return (both[0], both[1]), k, v
+
+    # ------------------------------------------------------------------------------------------------- the delta rule
+
+    def recur(self, x: Tensor, il: int) -> Tensor:
+        """Convolve queries, keys and values, let them change the state by the gated delta rule, and read it."""
+        g, c, blk = self.g, self.c, f"blk.{il}"
+        d, n_k, n_v = c.ssm_d_state, c.ssm_n_group, c.ssm_dt_rank
+        mixed, z = self.mixed_qkv(x, il)
+        beta, alpha = self.beta_alpha(x, il)
+        decay = g.mul(g.softplus(g.add(alpha, self.w[f"{blk}.ssm_dt.bias"])), self.w[f"{blk}.ssm_a"])
+        decay = self.named(self.by_sequence(decay, 1, n_v), "gate", il)
+        joined = self.behind_state(mixed, c.ssm_d_conv - 1, il)
+        state = g.reshape_4d(self.memory.load("s", il), d, d, n_v, self.memory.n_seqs)
+        y = g.silu(g.ssm_conv(joined, self.w[f"{blk}.ssm_conv1d.weight"]))
+        _, n, n_seqs, _ = y.ne
+        q, k, v = (
+            g.view_4d(y, d, heads, n, n_seqs, d * 4, y.nb[1], y.nb[2], first * d * 4)
+            for heads, first in ((n_k, 0), (n_k, n_k), (n_v, 2 * n_k))
+        )
+        q, k = self.spread(self.unit(q)), self.spread(self.unit(k))
+        both = g.gated_delta_net(q, k, v, decay, g.sigmoid(beta), state)
+        n_out = d * n_v * n * n_seqs
+        out = g.view_4d(both, d, n_v, n, n_seqs, d * 4, d * n_v * 4, d * n_v * n * 4, 0)
+        self.memory.save(self.graph, g.view_1d(both, d * d * n_v * n_seqs, n_out * 4), "s", il)
+        out = self.normalize(self.named(out, "attn_output", il), f"{blk}.ssm_norm", "attn_out_norm", il)
+        out = g.mul(out, g.silu(g.reshape_4d(z, d, n_v, n, n_seqs)))
+        return g.reshape_2d(self.linear(self.by_sequence(out, d * n_v), f"{blk}.ssm_out"), c.n_embd, n * n_seqs)
+
+    def mixed_qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        """Project to queries, keys and values in one, [n_channels, n_tokens each, n_seqs], and to the output's gate."""
+        mixed, z = (self.linear(x, f"blk.{il}.attn_{role}") for role in ("qkv", "gate"))
+        return self.by_sequence(mixed, mixed.ne[0]), z
+
+    def beta_alpha(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        """Project to how much is learned, [1, n_head, n_tokens each, n_seqs], and forgotten, [n_head, ...]."""
+        beta, alpha = (self.linear(x, f"blk.{il}.ssm_{role}") for role in ("beta", "alpha"))
+        n = self.c.ssm_dt_rank
+        return self.by_sequence(beta, 1, n), self.by_sequence(alpha, n)
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Scale rows to a length of one."""
+        n = x.ne[0]
+        return self.g.scale(self.g.rms_norm(x, f32(f32(self.c.norm_rms_eps) / n)), inv_sqrt(n))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Do what heads of queries and keys need that are fewer than those of values: nothing, the rule takes turns."""
+        return x
+
+
+class Qwen35(DeltaNet):
+    """Qwen 3.5: rotation by sections that are interleaved. Only text is supported."""
+
+    name = "qwen35"
+    keys = {**DeltaNet.SSM, "rope_sections": REQUIRED}
+    rope = IMROPE
+
+
+class _Experts(DeltaNet):
+    """Experts in every layer, and shared ones that a gate of their own weighs for each token."""
+
+    keys = {**DeltaNet.SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
+    moe = Moe(split_ff=True, shared=True, fused=True, scale=True)
+
+    @classmethod
+    def n_ff_shexp(cls, c: Config, il: int) -> int:
+        return c.n_ff_shexp or c.n_ff[il]
+
+    @classmethod
+    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().moe_tensors(c, il, has)
+        yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
+
+    def shared_expert(self, x: Tensor, il: int) -> Tensor:
+        score = self.g.mul_mat(self.w[f"blk.{il}.ffn_gate_inp_shexp.weight"], x)
+        return self.g.mul(super().shared_expert(x, il), self.g.sigmoid(score))
+
+
+class Qwen35Moe(_Experts):
+    """Qwen 3.5 with experts."""
+
+    name = "qwen35moe"
+    keys = {**_Experts.keys, "rope_sections": REQUIRED}
+    rope = IMROPE
+
+
+class Qwen3Next(_Experts):
+    """Qwen 3 Next: one matrix for beta and alpha, and older files' one for queries, keys, values and gate."""
+
+    name = "qwen3next"
+    rope = NEOX
+    tiny_variants = {**DeltaNet.tiny_variants, "ssm-in": {"has": "ssm_in.weight"}}
+
+    @classmethod
+    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+        if "ssm_in.weight" in has:
+            yield TensorSpec("ssm_in.weight", (c.n_embd, cls.n_channels(c) + c.ssm_d_inner))
+        else:
+            yield TensorSpec("attn_qkv.weight", (c.n_embd, cls.n_channels(c)))
+            yield TensorSpec("attn_gate.weight", (c.n_embd, c.ssm_d_inner))
+        yield TensorSpec("ssm_ba.weight", (c.n_embd, 2 * c.ssm_dt_rank))
+        yield from (spec for spec in cls.delta_tensors(c) if spec.name != "ssm_out.scale")
+
+    def mixed_qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        if f"blk.{il}.ssm_in.weight" not in self.w:
+            return super().mixed_qkv(x, il)
+        g, c, n_tokens = self.g, self.c, x.ne[1]
+        d, n_group, per_group = c.ssm_d_state, c.ssm_n_group, c.ssm_d_inner // c.ssm_n_group
+        y = self.linear(x, f"blk.{il}.ssm_in")
+        y = g.reshape_3d(y, y.ne[0] // n_group, n_group, n_tokens)
+        q, k, v, z = (
+            g.cont_2d(g.view_3d(y, n, n_group, n_tokens, y.nb[1], y.nb[2], first * 4), n * n_group, n_tokens)
+            for n, first in ((d, 0), (d, d), (per_group, 2 * d), (per_group, 2 * d + per_group))
+        )
+        mixed = g.concat(g.concat(q, k, 0), v, 0)
+        return self.by_sequence(mixed, mixed.ne[0]), z
+
+    def beta_alpha(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        g, n_group, n_v, n_tokens = self.g, self.c.ssm_n_group, self.c.ssm_dt_rank, x.ne[1]
+        y, n = self.linear(x, f"blk.{il}.ssm_ba"), n_v // n_group
+        y = g.reshape_3d(y, 2 * n, n_group, n_tokens)
+        beta, alpha = (
+            g.cont_2d(g.view_3d(y, n, n_group, n_tokens, y.nb[1], y.nb[2], i * n * 4), n_v, n_tokens) for i in (0, 1)
+        )
+        return self.by_sequence(beta, 1, n_v), self.by_sequence(alpha, n_v)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Repeat each head for the heads of values that it serves, which are neighbours here."""
+        g, (d, n_k, n, n_seqs), n_v = self.g, x.ne, self.c.ssm_dt_rank
+        if n_k == n_v:
+            return x
+        x = g.repeat_4d(g.reshape_4d(x, d, 1, n_k, n * n_seqs), d, n_v // n_k, n_k, n * n_seqs)
+        return g.reshape_4d(x, d, n_v, n, n_seqs)

@@ -1,0 +1,125 @@
+"""The cells of one stream of a cache: who has which position where, and which cell the next token gets.
+
+The rules are llama.cpp's (llama_kv_cells, llama_kv_cache::find_slot): sums over a cache run in cell order, so where a
+token lies decides bits. This file is NumPy only; what the cells hold is memory.py's. A "row" is a sequence's place in
+its stream, a "cell" a token's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufpy.batch import IntArray
+
+__all__ = ["BoolArray", "Cells", "Window"]
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which positions a token sees of those before it: the n last ones with its own, or all of its own run of n."""
+
+    n: int
+    chunked: bool = False
+
+    def first(self, position: Any) -> Any:
+        """Return the first position that the token at a position (or at each of an array of them) sees."""
+        return position // self.n * self.n if self.chunked else position - (self.n - 1)
+
+
+class Cells:
+    """The cells of one stream: position and owners of each, and where the next token goes."""
+
+    __slots__ = ("end", "has", "head", "pos", "used")
+
+    def __init__(self, size: int, n_rows: int) -> None:
+        self.pos: IntArray = np.full(size, -1, np.int32)  # -1: the cell is empty
+        self.has: BoolArray = np.zeros((n_rows, size), np.bool_)
+        self.head = self.used = self.end = 0
+
+    def copy(self) -> Cells:
+        other = Cells.__new__(Cells)
+        other.pos, other.has = self.pos.copy(), self.has.copy()
+        other.head, other.used, other.end = self.head, self.used, self.end
+        return other
+
+    def find(self, n: int, window: Window | None) -> npt.NDArray[np.int64] | None:
+        """Find n cells, walking from the head round to it again: empty ones, and ones their window has left behind."""
+        size = len(self.pos)
+        head = 0 if self.head > self.used + 2 * n else self.head
+        if self.end <= head and head + n <= size:
+            return np.arange(head, head + n)
+        free = self.pos < 0
+        if window:
+            free |= self._left_behind(window)
+        cells = np.concatenate((np.flatnonzero(free[head:]) + head, np.flatnonzero(free[:head])))
+        return cells[:n] if len(cells) >= n else None
+
+    def _left_behind(self, window: Window) -> BoolArray:
+        single = self.has.sum(axis=0) == 1
+        left = np.zeros(len(self.pos), np.bool_)
+        for row in range(len(self.has)):
+            left |= single & self.has[row] & (self.pos < window.first(self.max_pos(row) + 1))
+        return left
+
+    def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
+        """Put tokens into cells. A sequence that loses a cell loses everything before it too, so it has no gaps."""
+        self.head = int(cells[-1]) + 1
+        if self.end <= cells[0] <= cells[-1]:  # nothing is overwritten
+            self.pos[cells] = positions
+            self.has[rows, cells] = True
+            self.used += len(cells)
+            self.end = self.head
+            return
+        lost = cells[self.pos[cells] >= 0]
+        purge = [(row, int(self.pos[lost[has]].max())) for row, has in enumerate(self.has[:, lost]) if has.any()]
+        self.has[:, lost] = False
+        self.used += len(cells) - len(lost)
+        self.pos[cells] = positions
+        self.has[rows, cells] = True
+        self.end = max(self.end, int(cells.max()) + 1)
+        for row, last in purge:
+            self.remove(row, 0, last + 1)
+        self.head = int(cells[-1]) + 1
+
+    def remove(self, row: int, p0: int, p1: int) -> None:
+        """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
+        pos = self.pos[: self.end]
+        mine = np.flatnonzero(self.has[row, : self.end] & (pos >= p0) & (pos < p1))
+        self.has[row, mine] = False
+        freed = mine[~self.has[:, mine].any(axis=0)]
+        if len(freed):
+            self.pos[freed] = -1
+            self.head = min(self.head, int(freed[0]))
+            kept = np.flatnonzero(pos >= 0)
+            self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+
+    def clear(self) -> None:
+        """Make every cell empty and begin again with the first."""
+        self.pos[: self.end] = -1
+        self.has[:, : self.end] = False
+        self.head = self.used = self.end = 0
+
+    def max_pos(self, row: int) -> int:
+        """Return a sequence's last position, -1 if it has none."""
+        return int(self.pos[: self.end].max(where=self.has[row, : self.end], initial=-1))
+
+    def min_pos(self, row: int) -> int:
+        """Return a sequence's first position, a huge one if it has none."""
+        return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
+
+    def visible(
+        self, row: int, positions: IntArray, n_kv: int, window: Window | None, *, causal: bool = True
+    ) -> BoolArray:
+        """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
+        pos = self.pos[:n_kv]
+        has = self.has[row, :n_kv]
+        seen: BoolArray = has & (pos <= positions[:, None]) if causal else np.tile(has, (len(positions), 1))
+        if window:
+            seen &= pos >= window.first(positions[:, None])
+        return seen
