@@ -166,7 +166,8 @@ def write_tiny_model(
 ) -> Path:
     """Write a small random GGUF of an architecture to `path` and return the path.
 
-    `type` is that of the matrices whose rows fill its blocks; all else is f32. Variants: any field of `Config` by name, and
+    `type` is that of the matrices whose rows fill its blocks; all else is f32. Variants: any field of
+    `Config` by name, and
 
     tied          False writes an output matrix of its own      bias      True writes all optional biases
     fused_qkv     True writes one q, k, v matrix                scale     True writes all optional scales

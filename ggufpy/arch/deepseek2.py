@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Has, Moe, Rope, inv_sqrt, linear
+from ggufpy.arch.decoder import Decoder, Has, Moe, Rope, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
