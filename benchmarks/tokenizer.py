@@ -17,7 +17,7 @@ import statistics
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,8 +35,7 @@ from ggufpy.tokenizer import Tokenizer  # noqa: E402
 
 FAMILIES = ["llama-bpe", "qwen2", "deepseek-llm", "llama-spm", "gemma-4", "bert-bge", "nomic-bert-moe"]
 SIZE = 1_000_000  # bytes of UTF-8
-RUNS = {"A": 200_000, "space": 200_000, "1": 200_000, "newline": 200_000}
-CHARS = {"space": " ", "newline": "\n"}
+RUNS = {"A": "A", "space": " ", "1": "1", "newline": "\n"}
 COMMON = """
 的 一 是 在 不 了 有 和 人 这 中 大 为 上 个 国 我 以 要 他 时 来 用 们 生 到 作 地 于 出 就 分 对 成 会 可 主 发 年
 动 同 工 也 能 下 过 子 说 产 种 面 而 方 后 多 定 行 我们 他们 自己 没有 什么 一个 知道 现在 时候 已经 因为 所以
@@ -99,8 +98,14 @@ class Theirs:
         """Return the seconds that llama_tokenize takes."""
         data = text.encode()
         start = perf_counter()
-        llama_cpp.llama_tokenize(self._loaded._vocab, data, len(data), self._buffer, len(self._buffer), False, False)
+        self.count = llama_cpp.llama_tokenize(
+            self._loaded._vocab, data, len(data), self._buffer, len(self._buffer), False, False
+        )
         return perf_counter() - start
+
+    def ids(self) -> list[int]:
+        """Return what it gave."""
+        return self._buffer[: self.count]
 
     def close(self) -> None:
         """Free it."""
@@ -121,36 +126,29 @@ def seconds(work: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
-def ours(path: Path, text: str) -> float:
-    """Return the seconds that a tokenizer takes for a text that is new to it."""
+def pair(path: Path, text: str, theirs: Theirs) -> tuple[float, float]:
+    """Return the seconds that both take for a text that is new to ggufpy. Their ids have to be the same."""
     tokenizer, rng = fresh(path), random.Random(0)
     tokenizer.encode("".join(chr(rng.randrange(0x21, 0xD800)) for _ in range(10_000)))
-    return seconds(lambda: tokenizer.encode(text, add_special=False))
+    start = perf_counter()
+    ids = tokenizer.encode(text, add_special=False)
+    taken = (perf_counter() - start, theirs.encode(text))
+    assert ids == theirs.ids(), f"{path.name}: the ids differ"
+    return taken
 
 
-def rows(path: Path, texts: dict[str, str], repetitions: int) -> Iterator[dict[str, Any]]:
-    """Measure one vocabulary."""
+def measure(path: Path, texts: dict[str, str], repetitions: int) -> dict[str, tuple[float, float]]:
+    """Return the median seconds of both, for each text and for opening."""
     theirs = Theirs(path)
-    for name, text in texts.items():
-        pairs = [(ours(path, text), theirs.encode(text)) for _ in range(repetitions)]
-        yield _row(path, name, pairs)
+    pairs = {name: [pair(path, text, theirs) for _ in range(repetitions)] for name, text in texts.items()}
     theirs.close()
-
-    def load() -> None:
-        LlamaVocabulary(path).close()
-
-    yield _row(path, "open, first word", [(seconds(lambda: fresh(path)), seconds(load)) for _ in range(5)])
-
-
-def _row(path: Path, what: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    mine, others = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return {"vocabulary": path.stem.removeprefix("ggml-vocab-"), "text": what, "ggufpy_s": mine, "llama_cpp_s": others}
-
-
-def show(row: dict[str, Any]) -> list[str]:
-    """Lay out a row of the table."""
-    mine, others = row["ggufpy_s"], row["llama_cpp_s"]
-    return [row["vocabulary"], row["text"], f"{mine * 1000:.0f}", f"{others * 1000:.0f}", f"{others / mine:.1f}"]
+    pairs["open, first word"] = [
+        (seconds(lambda: fresh(path)), seconds(lambda: LlamaVocabulary(path).close())) for _ in range(repetitions)
+    ]
+    return {
+        name: (statistics.median(mine for mine, _ in some), statistics.median(other for _, other in some))
+        for name, some in pairs.items()
+    }
 
 
 def main() -> None:
@@ -165,13 +163,16 @@ def main() -> None:
         hub.fetch("gemma-3-270m"),
     ]
     texts = {"English": english(), "code": code(), "Chinese": chinese()}
-    texts |= {f"200,000 × {name}": CHARS.get(name, name) * n for name, n in RUNS.items()}
-    print(markdown(["vocabulary", "text", "ggufpy, ms", "llama.cpp, ms", "times faster"], []))
-    figures = []
+    texts |= {f"200,000 × {name}": char * 200_000 for name, char in RUNS.items()}
+    print(
+        f"Milliseconds, ggufpy / llama.cpp (times faster)\n\n{markdown(['vocabulary', *texts, 'open, first word'], [])}"
+    )
+    figures = {}
     for path in files:
-        for row in rows(path, texts, args.repetitions):
-            figures.append(row)
-            print("| " + " | ".join(show(row)) + " |", flush=True)
+        name = path.stem.removeprefix("ggml-vocab-")
+        figures[name] = measure(path, texts, args.repetitions)
+        cells = [f"{mine * 1e3:.0f} / {other * 1e3:.0f} ({other / mine:.1f})" for mine, other in figures[name].values()]
+        print(f"| {' | '.join([name, *cells])} |", flush=True)
     if args.json:
         args.json.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2))
 
