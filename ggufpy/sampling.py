@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,40 +113,50 @@ class SamplingParams:
 
 def _real(name: str, value: object, low: float, high: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise SamplingError(f"{name}: expected a number, got {value!r}")
-    if not low <= (number := float(value)) <= high:
-        raise SamplingError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
-    return number
+        raise SamplingError(f"{name}: expected a number, got {value!r:.60}")
+    if not low <= value <= high:  # type: ignore[operator]  # as it is: an integer may be too large for a float
+        raise SamplingError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r:.60}")
+    return float(value)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
-    if not isinstance(value, SupportsIndex) or isinstance(value, (bool, np.bool_)):
-        raise SamplingError(f"{name}: expected an integer, got {value!r}")
-    if not low <= (number := operator.index(value)) <= high:
-        raise SamplingError(f"{name}: expected an integer from {low} to {high}, got {number}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise SamplingError(f"{name}: expected an integer, got {value!r:.60}")
+    if not low <= number <= high:
+        raise SamplingError(f"{name}: expected an integer from {low} to {high}, got {number!r:.60}")
     return number
 
 
 def _integers(name: str, value: object, low: int, high: int) -> tuple[int, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
-        raise SamplingError(f"{name}: expected a sequence of integers, got {value!r}")
-    return tuple(_integer(f"{name}[{i}]", item, low, high) for i, item in enumerate(value))
+    items = _items(name, value, "integers")
+    return tuple(_integer(f"{name}[{i}]", item, low, high) for i, item in enumerate(items))
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else value
-    if not isinstance(items, Iterable) or isinstance(items, bytes):
-        raise SamplingError(f"{name}: expected a string or a sequence of strings, got {value!r}")
-    strings = tuple(items)
-    for item in strings:
+    strings = []
+    for item in (value,) if isinstance(value, str) else _items(name, value, "strings"):
         if not isinstance(item, str) or not item:
-            raise SamplingError(f"{name}: expected strings of at least one character, got {item!r}")
-    return strings
+            raise SamplingError(f"{name}: expected strings of at least one character, got {item!r:.60}")
+        strings.append(item)
+    return tuple(strings)
+
+
+def _items(name: str, value: object, of_what: str) -> Iterator[object]:
+    try:
+        if not isinstance(value, (str, bytes)):
+            return iter(value)  # type: ignore[call-overload, no-any-return]
+    except TypeError:
+        pass
+    raise SamplingError(f"{name}: expected a sequence of {of_what}, got {value!r:.60}")
 
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise SamplingError(f"{name}: expected True or False, got {value!r}")
+        raise SamplingError(f"{name}: expected True or False, got {value!r:.60}")
     return bool(value)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -73,6 +74,8 @@ def test_defaults_are_llama_cpps() -> None:
         ("stop", None), ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stop_token_ids", "12"),
         ("stop_token_ids", 5), ("stop_token_ids", None),
         ("ignore_eos", 1), ("ignore_eos", None), ("logprobs", -1), ("logprobs", True),
+        ("temperature", 10**400), ("top_p", Fraction(10**400)), ("top_k", np.array([1, 2])), ("top_k", np.array(0.5)),
+        ("seed", int), ("stop", np.array(3)), ("stop", range(2**40)), ("stop_token_ids", np.array(3)),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_an_error_that_names_the_parameter(name: str, value: object) -> None:
@@ -81,6 +84,14 @@ def test_a_bad_value_is_an_error_that_names_the_parameter(name: str, value: obje
         SamplingParams(**{name: value})
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, GgufpyError)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "stop", "stop_token_ids", "ignore_eos"])
+def test_what_is_found_is_shown_in_short(name: str) -> None:
+    """A whole text given in the wrong place does not fill the screen."""
+    with pytest.raises(SamplingError) as caught:
+        SamplingParams(**{name: [b"x" * 10000]})
+    assert len(str(caught.value)) < 200
 
 
 def test_an_unknown_name_is_refused_when_made_and_when_changed() -> None:
