@@ -285,6 +285,16 @@ def test_an_id_that_is_no_token_is_refused(smollm2: Tokenizer, id: int) -> None:
         smollm2.decode([5, id])
 
 
+@pytest.mark.parametrize("id", [0.5, 2.0, "2", None, [2]], ids=repr)
+def test_what_is_no_number_is_no_token(smollm2: Tokenizer, id: Any) -> None:
+    """Whether a token that equals it was met before or not."""
+    smollm2.decode([2])
+    with pytest.raises(TokenizerError, match="expected a token id, got"):
+        smollm2.decode([id])
+    with pytest.raises(TokenizerError, match="expected a token id, got"):
+        smollm2.decode([id], skip_special_tokens=True)
+
+
 def streamed(made: Tokenizer, ids: Sequence[int], **options: bool) -> str:
     stream = made.decode_stream(**options)
     return "".join(stream.push(id) for id in ids) + stream.flush()

@@ -7,6 +7,7 @@ text (`families.py`), templates (`ggufpy.chat`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -216,18 +217,24 @@ class Tokenizer:
         )
 
     def token_to_piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for (llama_token_to_piece with special=True)."""
-        return self._pieces[id]
+        """Return the bytes that a token stands for (llama_token_to_piece with special=True).
+
+        Raises TokenizerError for what is no token's id.
+        """
+        try:
+            return self._pieces[operator.index(id)]
+        except TypeError:
+            raise TokenizerError(f"expected a token id, got {id!r:.60}") from None
 
     def _piece_getter(self, skip_special_tokens: bool) -> Callable[[int], bytes]:
         self._family()
         if not skip_special_tokens:
             return self.token_to_piece
-        return lambda id: b"" if self._pieces[id] and self._vocab.is_hidden(id) else self._pieces[id]
+        return lambda id: b"" if (piece := self.token_to_piece(id)) and self._vocab.is_hidden(id) else piece
 
     def _piece_of(self, id: int) -> bytes:
         if not 0 <= id < self.n_vocab:
-            raise TokenizerError(f"token {id}: expected an id from 0 to {self.n_vocab - 1}")
+            raise TokenizerError(f"token {id!r:.60}: expected an id from 0 to {self.n_vocab - 1}")
         return reader(self._vocab)(self._vocab.texts[id], self._vocab.attr(id))
 
     # -- chat ----------------------------------------------------------------------------------------------------
