@@ -312,6 +312,13 @@ def test_fifo_is_refused_without_waiting(tmp_path):
     assert "not a regular file" in output
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have(name):
+    """NUL and lone surrogates are found out by Python, which has other errors for that."""
+    with pytest.raises(GGUFError, match="no file can have this name"):
+        GGUFFile(name)
+
+
 def test_metadata_needs_neither_numpy_nor_the_compiled_library(save):
     """Opening a file and reading its metadata imports neither."""
     code = (

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ggufpy.errors import ClosedError, GGUFError
 from ggufpy.gguf.arrays import GGUFArray, Nested, Numbers, Strings, text
@@ -198,9 +198,16 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a FIFO that nobody writes to would block for ever
 
 
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0, opener=_open_nonblocking)
+    except ValueError as error:  # NUL, or a surrogate that stands for no byte
+        raise fault(path, f"no file can have this name ({error})") from None
+
+
 def _map(path: Path) -> mmap.mmap:
     """Map a regular file for reading. OSError passes through; anything else that cannot be mapped is a GGUFError."""
-    with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
+    with _open(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise fault(path, "not a regular file")
