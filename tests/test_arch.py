@@ -238,6 +238,12 @@ def test_values_without_a_meaning_are_refused(name: str, key: str, value: Any, t
         load(tiny(name, **options), tmp_path / "x.gguf", {f"{name}.{key}": value})
 
 
+def test_a_default_that_counts_with_a_missing_key(tiny: Tiny, tmp_path: Path) -> None:
+    """Where MiniCPM files do not give logit_scale, it follows from embedding_length: that is named, if it is amiss."""
+    with pytest.raises(GGUFError, match=r"minicpm\.embedding_length: expected at most"):
+        load(tiny("minicpm"), tmp_path / "x.gguf", {"minicpm.embedding_length": 2**31})
+
+
 @pytest.mark.parametrize("used", [0, 5, 1024, -1])
 def test_no_more_experts_are_used_than_there_are(used: int, tiny: Tiny, tmp_path: Path) -> None:
     """Of four experts one to four can be chosen."""

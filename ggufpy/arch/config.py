@@ -188,7 +188,7 @@ class Config:
                 continue
             default = asked.get(f.name, f.default)
             if callable(default):
-                default = default(values)
+                default = None if reader.faults else default(values)  # it may count with what is missing
             kind = _kind(f.type)
             if key.per_layer or key.count:
                 values[f.name] = reader.read_several(key, kind, default, key.count or n_block)
