@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FloatArray", "IntArray", "MicroBatch", "Part", "Piece", "Wanted", "micro_batch", "split", "wanted_rows"]
+__all__ = [
+    "FloatArray",
+    "IntArray",
+    "MicroBatch",
+    "Part",
+    "Piece",
+    "Wanted",
+    "integers",
+    "micro_batch",
+    "split",
+    "wanted_rows",
+]
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -75,6 +86,17 @@ class MicroBatch:
     out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
 
 
+def integers(values: Any, expected: str) -> npt.NDArray[Any]:
+    """Return a sequence of integers as an array, [n]. ValueError, which says what was expected, for anything else."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # sequences of different lengths
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise ValueError(f"{expected}, got {values!r:.60}")
+    return array
+
+
 def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Return the indices of the wanted tokens of n, ascending, and how the caller listed them if that differs.
 
@@ -84,9 +106,7 @@ def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
         if wanted not in ("last", "all"):
             raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
         return np.arange(n - 1 if wanted == "last" else 0, n), None
-    indices = np.asarray(wanted)
-    if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
-        raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r:.60}')
+    indices = integers(wanted, 'logits: expected "last", "all" or indices')
     ordered, order = np.unique(indices, return_inverse=True)
     if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
         raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")

@@ -18,7 +18,8 @@ import numpy as np
 from ggufpy import arch
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
-from ggufpy.errors import ClosedError, GGUFError
+from ggufpy.batch import integers
+from ggufpy.errors import ClosedError, GGUFError, UnsupportedArchitectureError
 from ggufpy.gguf import GGUFFile
 from ggufpy.session import Session, SessionOptions
 from ggufpy.weights import Layout, Progress, Weights
@@ -71,8 +72,13 @@ class Model:
         progress      called with (bytes done, bytes in all) while weights are copied
 
         Raises OSError where the file cannot be opened, GGUFError where it is not a sound model (all faults in one
-        message), UnsupportedArchitectureError, and BackendError where a device or memory is missing.
+        message), UnsupportedArchitectureError, BackendError where a device or memory is missing, and ValueError for
+        an option of the wrong type.
         """
+        for name, value in (("use_mmap", use_mmap), ("repack", repack)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}: expected True or False, got {value!r:.60}")
+        gpus = _gpus(devices, n_gpu_layers)
         file = GGUFFile(path)
         try:
             if "general.architecture" not in file.metadata:
@@ -81,7 +87,7 @@ class Model:
             config = declaration.config(file.metadata, path=str(file.path))
             table = list(declaration.tensors(config, file.tensors))
             arch.check_tensors(file, table)
-            layout = Layout.of(config.n_layer, cpu_device(), _gpus(devices, n_gpu_layers), n_gpu_layers)
+            layout = Layout.of(config.n_layer, cpu_device(), gpus, n_gpu_layers)
             stand_ins = declaration.stand_ins if declaration.logits else None
             weights = Weights.load(
                 file, table, layout, stand_ins=stand_ins, use_mmap=use_mmap, repack=repack, progress=progress
@@ -171,12 +177,12 @@ class Model:
         """
         from ggufpy import generate
 
-        self._check_open()
+        self._check_can_continue(session)
         single = _is_single(prompt)
         prompts = [cast(Prompt, prompt)] if single else cast("Sequence[Prompt]", prompt)
         ids, params = [self._encode(p) for p in prompts], _params(params, overrides)
         reuse = session is not None
-        with contextlib.nullcontext(session) if session else self.session() as own:
+        with self.session() if session is None else contextlib.nullcontext(session) as own:
             completions = generate.complete_all(own, self.tokenizer, ids, params, reuse=reuse, cancel=cancel)
         return completions[0] if single else completions
 
@@ -193,7 +199,7 @@ class Model:
 
         Arguments are those of `generate`, and are checked at once.
         """
-        self._check_open()
+        self._check_can_continue(session)
         return self._stream(self._encode(prompt), _params(params, overrides), session, cancel)
 
     def chat(
@@ -233,7 +239,7 @@ class Model:
         **overrides: Any,
     ) -> Generator[CompletionChunk, None, None]:
         """Answer a conversation and yield a chunk for each token. Arguments are those of `chat`."""
-        self._check_open()
+        self._check_can_continue(session)
         ids = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=chat_template, tokenize=True, **(chat_template_kwargs or {})
         )
@@ -242,10 +248,7 @@ class Model:
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
-        ids = np.asarray(prompt)
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise ValueError(f"prompt: expected text or a sequence of token ids, got {prompt!r:.60}")
-        return cast("list[int]", ids.tolist())
+        return cast("list[int]", integers(prompt, "prompt: expected text or a sequence of token ids").tolist())
 
     def _stream(
         self, ids: Sequence[int], params: SamplingParams, session: Session | None, cancel: threading.Event | None
@@ -272,6 +275,17 @@ class Model:
         if self._weights is None:
             raise ClosedError("the model is closed")
 
+    def _check_can_continue(self, session: Session | None) -> None:
+        """Check that text can be continued token by token, and that a session is not another model's."""
+        self._check_open()
+        if self._declaration.cacheless and self._declaration.logits:
+            raise UnsupportedArchitectureError(
+                f"{self._config.architecture} models see all of a text at once and do not continue one: see the "
+                "methods of Session"
+            )
+        if isinstance(session, Session) and session._weights is not self._weights:
+            raise ValueError(f"session: expected one of this model, got {session!r:.60} of another")
+
     def __enter__(self) -> Model:
         self._check_open()
         return self
@@ -286,9 +300,10 @@ class Model:
 
 def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Device]:
     """List the GPUs to use: none where no layer is to go there."""
-    if n_gpu_layers == 0:
-        return []
-    return [device for device in (devices() if chosen is None else chosen) if device.type == "gpu"]
+    listed = devices() if chosen is None else list(chosen)
+    if not all(isinstance(device, Device) for device in listed):
+        raise ValueError(f"devices: expected some of ggufpy.devices(), got {chosen!r:.60}")
+    return [] if n_gpu_layers == 0 else [device for device in listed if device.type == "gpu"]
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -303,7 +318,10 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
     from ggufpy.sampling import SamplingParams
 
-    return dataclasses.replace(params or SamplingParams(), **overrides)
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"params: expected SamplingParams, got {params!r:.60}")
+    return dataclasses.replace(params, **overrides)
 
 
 def _closing(

@@ -21,7 +21,18 @@ import numpy.typing as npt
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
 from ggufpy.backend import MAX_THREADS, Backend, Scheduler, physical_cores
-from ggufpy.batch import FloatArray, IntArray, MicroBatch, Part, Piece, Wanted, micro_batch, split, wanted_rows
+from ggufpy.batch import (
+    FloatArray,
+    IntArray,
+    MicroBatch,
+    Part,
+    Piece,
+    Wanted,
+    integers,
+    micro_batch,
+    split,
+    wanted_rows,
+)
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Tensor
@@ -218,6 +229,9 @@ class Session:
         `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
         """
         items = list(batch)  # before the lock: the caller's iterator may ask this session
+        for i, item in enumerate(items):
+            if not isinstance(item, (tuple, list)) or len(item) != 3:
+                raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
         with self._lock:
             self._check_open()
             if not self._arch.logits:
@@ -308,9 +322,10 @@ class Session:
 
     def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> Part:
         seq_id = self._seq(seq_id)
-        ids = np.asarray(token_ids)
-        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-            raise ValueError(f"token_ids: expected a non-empty sequence of integers, got {token_ids!r:.60}")
+        expected = "token_ids: expected a non-empty sequence of integers"
+        ids = integers(token_ids, expected)
+        if not len(ids):
+            raise ValueError(f"{expected}, got {token_ids!r:.60}")
         n_vocab = self._config.n_vocab
         if ((ids < 0) | (ids >= n_vocab)).any():
             i = int(np.flatnonzero((ids < 0) | (ids >= n_vocab))[0])

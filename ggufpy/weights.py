@@ -35,9 +35,9 @@ class Layout:
     @classmethod
     def of(cls, n_layer: int, cpu: Device, gpus: Sequence[Device], n_gpu_layers: int | None) -> Layout:
         """Deal the layers out to the GPUs in equal runs; None offloads all of them where there is a GPU."""
-        wanted = n_layer + 1 if n_gpu_layers is None and gpus else n_gpu_layers or 0
+        wanted = n_gpu_layers if n_gpu_layers is not None else n_layer + 1 if gpus else 0
         if not isinstance(wanted, int) or isinstance(n_gpu_layers, bool) or wanted < 0:
-            raise ValueError(f"n_gpu_layers: expected None (all) or an integer of at least 0, got {n_gpu_layers!r}")
+            raise ValueError(f"n_gpu_layers: expected None (all) or an integer of at least 0, got {n_gpu_layers!r:.60}")
         if wanted and not gpus:
             raise BackendError(
                 f"n_gpu_layers={n_gpu_layers}: there is no GPU that ggml can use here (see ggufpy.devices(); "

@@ -16,7 +16,17 @@ import pytest
 from helpers.rewrite import rewrite
 from helpers.scripts import IN_THREADS, run
 
-from ggufpy import ClosedError, Completion, GGUFError, Model, SamplingError, TemplateError, TokenizerError
+from ggufpy import (
+    ClosedError,
+    Completion,
+    GGUFError,
+    Model,
+    SamplingError,
+    TemplateError,
+    TokenizerError,
+    UnsupportedArchitectureError,
+)
+from ggufpy.session import SessionOptions
 
 Tiny = Callable[..., Path]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16}
@@ -43,7 +53,7 @@ def answer(completion: Completion) -> tuple[list[int], str, str]:
 
 BAD_PROMPTS = [
     5, None, 1.5, b"ab", {"a": 1}, iter([1]), [1.5], [True], [[1.5]], [b"ab"], [None], ["a", 5], ["a", None], [5, "a"],
-    [[1], [None]], np.array([1.5]), np.array([True]), np.zeros((1, 1, 1), int), np.array(3),
+    [[1], [None]], [[[1]], [[2, 3]]], np.array([1.5]), np.array([True]), np.zeros((1, 1, 1), int), np.array(3),
 ]  # fmt: skip
 
 
@@ -108,6 +118,39 @@ def test_parameters_and_overrides_are_checked(llama: Model) -> None:
         Model.from_pretrained("smollm2-135m-instruct", "other.gguf")
     with pytest.raises(OSError, match="no model is named 'nobody'"):
         Model.from_pretrained("nobody")
+
+
+@pytest.mark.parametrize("name", ["use_mmap", "repack", "devices"])
+def test_options_of_loading_are_checked(name: str, llama: Model) -> None:
+    """A word is not a switch, and a name is not a device."""
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        Model.load("nowhere.gguf", **{name: ["no"]})
+
+
+def test_a_dict_is_not_sampling_parameters(llama: Model) -> None:
+    """Nor is anything else, empty or not."""
+    for params in ({}, {"top_k": 1}, SessionOptions()):
+        with pytest.raises(ValueError, match="params: expected SamplingParams, got"):
+            llama.generate("a", params)  # type: ignore[call-overload]
+
+
+def test_a_session_of_another_model_is_refused(tiny: Tiny, llama: Model) -> None:
+    """Its tokens and weights are not this model's: the answer would be nonsense."""
+    with Model.load(tiny("llama", bias=True)) as other, other.session(n_ctx=64) as session:
+        for call in (llama.generate, llama.stream_generate):
+            with pytest.raises(ValueError, match="session: expected one of this model"):
+                call("a", session=session)
+        with pytest.raises(ValueError, match="session: expected one of this model"):
+            llama.chat([{"role": "user", "content": "a"}], chat_template="a", session=session)
+
+
+def test_diffusion_models_do_not_continue_texts(tiny: Tiny) -> None:
+    """They keep nothing from call to call, which generation would notice only in the middle."""
+    with Model.load(tiny("llada")) as model:
+        with pytest.raises(UnsupportedArchitectureError, match="llada models see all of a text at once"):
+            model.generate("a")
+        with pytest.raises(UnsupportedArchitectureError, match="llada"):
+            model.stream_generate("a")
 
 
 def test_a_chat_needs_a_template(llama: Model) -> None:

@@ -102,12 +102,12 @@ def test_what_is_asked_wrongly_changes_nothing(call: Callable[[Session], object]
         assert same(other.decode([7]), session.decode([7]))
 
 
-@pytest.mark.parametrize("batch", [5, None, [5], [(0,)], [(0, [1])], [(0, [1], "last", 3)]])
-def test_batches_are_triples(batch: Any, llama: Model) -> None:
-    """Anything else is Python's own complaint, and changes nothing."""
+@pytest.mark.parametrize("item", [5, "abc", (0,), (0, [1]), (0, [1], "last", 3)], ids=repr)
+def test_batches_are_triples(item: Any, llama: Model) -> None:
+    """Anything else is named by its place, and changes nothing."""
     with llama.session(**SMALL) as session:
-        with pytest.raises((TypeError, ValueError)):
-            session.decode_batch(batch)
+        with pytest.raises(ValueError, match=r"batch\[1\]: expected \(seq_id, token_ids, logits\), got"):
+            session.decode_batch([(0, [1], "last"), item])
         assert 0 == session.n_past()
 
 

@@ -314,7 +314,7 @@ def test_layers_for_a_gpu_that_is_not_there_are_refused(tiny: Tiny) -> None:
         assert [cpu_device()] == model.devices
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "all", True, [1]])
+@pytest.mark.parametrize("value", [-1, 1.5, "all", True, [1], "", []])
 def test_numbers_of_layers_are_integers(value: Any, tiny: Tiny) -> None:
     """None means all; nothing else that is no count does."""
     with pytest.raises(ValueError, match="n_gpu_layers: expected None"):
