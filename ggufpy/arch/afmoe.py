@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe, f32
 
 __all__ = ["AfMoe", "Laguna"]
@@ -30,9 +30,8 @@ class AfMoe(Decoder):
     moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True)
     tiny = {"n_layer": 4}
 
-    @classmethod
-    def embedding_scale(cls, c: Config) -> float:
-        return f32(math.sqrt(c.n_embd))
+    def embedding_scale(self) -> float:
+        return f32(math.sqrt(self.c.n_embd))
 
 
 class Laguna(Decoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 from ggufpy.arch.tensors import TensorSpec
 
@@ -39,11 +39,9 @@ class BailingMoe2(Decoder):
     ffn_scale = False
     moe = Moe(gating=None, normalize=None, bias=None, shared=True)
 
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
-        yield from super().nextn_tensors(c)
-        yield TensorSpec("layer_output_norm.weight", (c.n_embd,))
+    def nextn_tensors(self) -> Iterator[TensorSpec]:
+        yield from super().nextn_tensors()
+        yield TensorSpec("layer_output_norm.weight", (self.c.n_embd,))
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return (c.n_ff_shexp or cls.n_ff_exp(c, il)) * c.n_expert_shared
+    def n_ff_shexp(self, il: int) -> int:
+        return (self.c.n_ff_shexp or self.n_ff_exp(il)) * self.c.n_expert_shared

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import ALIBI_8, NEOX, NORM, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -40,16 +40,14 @@ class Bert(Decoder):
     activation = "gelu"
     tiny = {"n_token_types": 2}
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
-        yield TensorSpec("token_types.weight", (c.n_embd, c.n_token_types), optional=True, f32=True)
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        yield from super().tensors(has)
+        yield TensorSpec("token_types.weight", (self.c.n_embd, self.c.n_token_types), optional=True, f32=True)
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        for role in cls.sum_norms:
-            yield from cls.norm_tensors(role, c.n_embd)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        for role in self.sum_norms:
+            yield from self.norm_tensors(role, self.c.n_embd)
 
     def look_up(self) -> Tensor:
         x, types = super().look_up(), self.w.get("token_types.weight")
@@ -84,17 +82,12 @@ class NomicBertMoe(JinaBertV3):
 
     name = "nomic-bert-moe"
     keys = {"n_token_types": REQUIRED, "moe_every_n_layers": 0}
-    moe = Moe(required=False, normalize=False)
+    moe = Moe(required=False, gate=False, normalize=False)
     tiny = {"n_token_types": 2, "moe_every_n_layers": 2, "n_layer": 4, "n_expert": 8, "n_expert_used": 2}
     tiny_variants = {"no-experts": {"moe_every_n_layers": 0}}
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        return c.moe_every_n_layers > 0 and il % c.moe_every_n_layers == 1
-
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from (spec for spec in super().moe_tensors(c, il, has) if spec.name != "ffn_gate_exps.weight")
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        return self.c.moe_every_n_layers > 0 and il % self.c.moe_every_n_layers == 1
 
 
 class JinaBertV2(Bert):
@@ -111,24 +104,21 @@ class JinaBertV2(Bert):
         "gate-in-up": {"without": "ffn_gate", "or_shape": True},
     }  # fmt: skip
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
+    def max_alibi_bias(self) -> float:
         return ALIBI_8
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().attention_tensors(c, il, has)
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().attention_tensors(il, has)
         for role in ("attn_q_norm", "attn_k_norm", "attn_norm_2"):
-            yield TensorSpec(f"{role}.bias", (c.n_embd,), optional=True)
-        yield TensorSpec("attn_norm_2.weight", (c.n_embd,), optional=True)
+            yield TensorSpec(f"{role}.bias", (self.c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(c, has):
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        for spec in super().tensors(has):
             yield replace(spec, optional=False) if spec.name == "token_types.weight" else spec
 
-    @classmethod
-    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+    def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+        c = self.c
         yield TensorSpec("ffn_gate.weight", (c.n_embd, n_ff), optional=True)
         yield TensorSpec("ffn_up.weight", (c.n_embd, n_ff), or_shape=(c.n_embd, 2 * n_ff))
         yield TensorSpec("ffn_up.bias", (n_ff,), optional=True, or_shape=(2 * n_ff,))
@@ -172,10 +162,9 @@ class ModernBert(Decoder):
         "another-activation": {"hidden_activation": "mish"},
     }
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """The first layer takes the embeddings, which are normalized already, as they are."""
-        for spec in super().layer_tensors(c, il, has):
+        for spec in super().layer_tensors(il, has):
             yield replace(spec, optional=True) if il == 0 and spec.name == "attn_norm.weight" else spec
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:

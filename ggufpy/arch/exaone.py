@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
-from ggufpy.arch.tensors import TensorSpec
 
 __all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
@@ -46,13 +44,12 @@ class Exaone4(Decoder):
         "window-pattern": None,
     }
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return c if c.n_layer == N_LAYER_32B else replace(c, n_swa=0, is_swa=(False,) * c.n_layer)
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il] or not c.n_swa
+    def rotates(self, il: int) -> bool:
+        return self.c.is_swa[il] or not self.c.n_swa
 
 
 class ExaoneMoe(Decoder):
@@ -73,14 +70,11 @@ class ExaoneMoe(Decoder):
     ffn_scale = False
     moe = Moe(gating=None, normalize=None, bias=None, shared=True)
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]
+    def rotates(self, il: int) -> bool:
+        return self.c.is_swa[il]
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or cls.n_ff_exp(c, il)
+    def n_ff_shexp(self, il: int) -> int:
+        return self.c.n_ff_shexp or self.n_ff_exp(il)
 
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
-        return super().nextn_tensors(replace(c, n_layer_dense_lead=c.n_layer))
+    def nextn_config(self) -> Config:
+        return replace(self.c, n_layer_dense_lead=self.c.n_layer)

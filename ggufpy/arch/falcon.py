@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -27,11 +27,10 @@ class Falcon(Decoder):
     ffn_scale = False
     activation = "gelu"
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        yield TensorSpec("attn_norm_2.weight", (c.n_embd,), optional=True)
-        yield TensorSpec("attn_norm_2.bias", (c.n_embd,), optional=True)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.bias", (self.c.n_embd,), optional=True)
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         if f"blk.{il}.attn_norm_2.weight" in self.w:
@@ -65,6 +64,5 @@ class GPTNeoX(Decoder):
     ffn_scale = False
     activation = "gelu"
 
-    @classmethod
-    def is_parallel(cls, c: Config) -> bool:
-        return c.use_parallel_residual
+    def is_parallel(self) -> bool:
+        return self.c.use_parallel_residual

@@ -22,8 +22,8 @@ class HunyuanDense(Decoder):
     qk_norm = "rotated"
     ffn_scale = False
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         if c.rope_scaling_alpha <= 0:
             return c
         d = c.n_embd_head_k
@@ -49,9 +49,8 @@ class HunyuanMoe(Decoder):
     moe = Moe(shared=True)
     tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or c.n_ff[il]
+    def n_ff_shexp(self, il: int) -> int:
+        return self.c.n_ff_shexp or self.c.n_ff[il]
 
 
 class HyV3(Decoder):
@@ -71,6 +70,5 @@ class HyV3(Decoder):
     )  # fmt: skip
     crop = "last"
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or cls.n_ff_exp(c, il)
+    def n_ff_shexp(self, il: int) -> int:
+        return self.c.n_ff_shexp or self.n_ff_exp(il)

@@ -27,11 +27,7 @@ class Llama(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    moe = Moe(required=False, scale=True)
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
+    moe = Moe(required=False, gate=None, scale=True)
 
 
 class Mistral3(Llama):
@@ -40,8 +36,8 @@ class Mistral3(Llama):
     name = "mistral3"
     keys = {"attn_temperature_scale": 0.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "rope_yarn_log_mul": 0.0}
 
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
+    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
+        c = self.c
         return (c.attn_temperature_scale, c.n_ctx_orig_yarn, 0.0) if c.attn_temperature_scale else ()
 
 
@@ -93,8 +89,7 @@ class Refact(Decoder):
     rope = None
     ffn_scale = False
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
+    def max_alibi_bias(self) -> float:
         return ALIBI_8
 
 
@@ -121,32 +116,27 @@ class Llama4(Decoder):
         "maverick": {"n_expert": N_EXPERT_MAVERICK, "n_expert_used": 1},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_swa:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.n_swa:
             yield "attention.sliding_window: 0 (no windows) is not supported"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
+    def adjust(self) -> Config:
+        return replace(self.c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        step = c.interleave_moe_layer_step
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        step = self.c.interleave_moe_layer_step
         return step > 0 and (il + 1) % step == 0
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return cls.n_ff_exp(c, il)
+    def n_ff_shexp(self, il: int) -> int:
+        return self.n_ff_exp(il)
 
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return () if cls.rotates(c, il) else (0.1, WINDOW, 1.0)
+    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
+        return () if self.rotates(il) else (0.1, WINDOW, 1.0)
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         q, k = super().position(q, k, il)
-        if not self.rotates(self.c, il) or self.c.n_expert == N_EXPERT_MAVERICK:
+        if not self.rotates(il) or self.c.n_expert == N_EXPERT_MAVERICK:
             return q, k
         eps = f32(self.c.norm_rms_eps)
         return self.g.rms_norm(q, eps), self.g.rms_norm(k, eps)

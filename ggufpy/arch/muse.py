@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import Decoder
 from ggufpy.graph import Tensor
 
@@ -26,6 +26,5 @@ class MuseGlimmer(Decoder):
     def embed(self) -> Tensor:
         return self.normalize(super().embed(), "", "inp_norm")
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]
+    def rotates(self, il: int) -> bool:
+        return self.c.is_swa[il]

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.scaling import Rope, f32
 from ggufpy.arch.steps import Steps
 from ggufpy.gguf import GGMLType
@@ -35,32 +34,28 @@ class Rotation(Steps):
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     q_scale: Tensor | None = None
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
+    def rotates(self, il: int) -> bool:
         """Say whether a layer's queries and keys know their positions."""
-        return cls.rope is not None and not (cls.no_rope_step and (il + 1) % cls.no_rope_step == 0)
+        return self.rope is not None and not (self.no_rope_step and (il + 1) % self.no_rope_step == 0)
 
-    @classmethod
-    def rope_mode(cls, c: Config) -> int | None:
+    def rope_mode(self) -> int | None:
         """Return the kind of rotation; sections in the file of a NORM or NEOX architecture make it MROPE."""
-        return MROPE if cls.rope in (NORM, NEOX) and min(c.rope_sections[:2], default=0) > 0 else cls.rope
+        return MROPE if self.rope in (NORM, NEOX) and min(self.c.rope_sections[:2], default=0) > 0 else self.rope
 
-    @classmethod
-    def n_planes(cls, c: Config) -> int:
+    def n_planes(self) -> int:
         """Return how many positions a token has; of four, text uses the first three alike and leaves the last 0."""
-        return 4 if cls.rope_mode(c) in (MROPE, IMROPE) else 1
+        return 4 if self.rope_mode() in (MROPE, IMROPE) else 1
 
-    @classmethod
-    def factor_names(cls, c: Config) -> tuple[str, ...]:
+    def factor_names(self) -> tuple[str, ...]:
         """Name the tensors of frequencies' factors that a file may have."""
-        kind = cls.rope_factors
+        kind = self.rope_factors
         if kind == "scaling":
-            kind = "long" if c.rope_scaling_type == "longrope" else "freqs"
+            kind = "long" if self.c.rope_scaling_type == "longrope" else "freqs"
         return {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
 
     def rotate(self, x: Tensor, il: int) -> Tensor:
         """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi)."""
-        mode, r = self.rope_mode(self.c), self.rope_of(il)
+        mode, r = self.rope_mode(), self.rope_of(il)
         assert mode is not None
         scaling = r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
         at, factors, n = self.inputs.positions, self.factors(il), self.n_rot(il)
@@ -92,10 +87,10 @@ class Rotation(Steps):
 
     def tempered(self, q: Tensor, il: int) -> Tensor:
         """Scale the queries by their positions, where the architecture does."""
-        if not self.temperature(self.c, il):
+        if not self.temperature(il):
             return q
         if self.q_scale is None:
-            scale, length, offset = (np.float32(x) for x in self.temperature(self.c, il))
+            scale, length, offset = (np.float32(x) for x in self.temperature(il))
 
             def values(positions: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
                 steps = np.floor((positions.astype(np.float32) + offset) / length).astype(np.float64)
@@ -105,7 +100,6 @@ class Rotation(Steps):
             self.q_scale = self.input("inp_attn_scale", GGMLType.F32, 1, 1, q.ne[2], values=values)
         return self.g.mul(q, self.q_scale)
 
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
+    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
         """Return s, length and offset of a layer's scaling by log(floor((position + offset) / length) + 1) s + 1."""
         return ()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Presence
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -35,9 +34,8 @@ class CodeShell(StarCoder2):
     tie = False
     stand_ins = {"token_embd.weight": "output.weight"}
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(c, has):
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        for spec in super().tensors(has):
             yield replace(spec, optional=True) if spec.name == "token_embd.weight" else spec
 
 
@@ -83,9 +81,8 @@ class StableLM(Decoder):
     qk_norm_weight = None
     ffn_scale = False
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().layer_tensors(c, il, has):
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        for spec in super().layer_tensors(il, has):
             yield replace(spec, optional=True) if spec.name.startswith("ffn_norm") else spec
 
     def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:

@@ -39,19 +39,17 @@ class Step35(Decoder):
     crop = "late"
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1], "n_embd_head_k": 32}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_rot % 4:
-            yield f"rope.dimension_count: expected a multiple of 4, found {c.n_rot}"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.n_rot % 4:
+            yield f"rope.dimension_count: expected a multiple of 4, found {self.c.n_rot}"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return replace(c, n_rot=c.n_rot // 2, n_rot_swa=c.n_rot_swa or c.n_rot)
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().attention_tensors(c, il, has):
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        for spec in super().attention_tensors(il, has):
             yield replace(spec, optional=spec.optional or spec.name == "attn_gate.weight")
 
     def factors(self, il: int) -> Tensor | None:
