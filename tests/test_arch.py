@@ -368,7 +368,7 @@ def test_every_tensor_of_a_table_is_needed(name: str, tiny: Tiny, tmp_path: Path
     with GGUFFile(path) as file:
         declaration = arch.find(name)
         config = declaration.config(file.metadata)
-        table = declaration.tensors(config, file.tensors)
+        table = declaration(config).tensors(file.tensors)
         required = {spec.name for spec in table if not spec.optional and not spec.unused}
         present = list(file.tensors)
     assert required <= set(present)
