@@ -26,8 +26,7 @@ class AfMoe(Decoder):
     rope = NEOX
     qk_norm = "head"
     attn_gate = "sigmoid"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many")
     tiny = {"n_layer": 4}
 
     def embedding_scale(self) -> float:
@@ -51,8 +50,7 @@ class Laguna(Decoder):
     qk_norm = "head"
     attn_gate = "softplus"
     gate_per = "either"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many")
     tiny_variants = {
         "gate-per-head": {"or_shape": True},
         "heads-per-layer": {"n_head": [4, 2, 8], "n_embd_head_k": 32, "n_embd_head_v": 32, "n_swa": 16},

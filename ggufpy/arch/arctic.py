@@ -15,7 +15,6 @@ class Arctic(Decoder):
     """Arctic: experts beside the whole of a dense layer, made of what goes into that layer."""
 
     name = "arctic"
-    ffn_scale = False
     moe = Moe()
 
     def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:

@@ -15,10 +15,9 @@ from ggufpy.arch.tensors import Has, Presence, TensorSpec, linear
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
-__all__ = ["ALIBI_8", "SelfAttention"]
+__all__ = ["SelfAttention"]
 
 HINT_HADAMARD = 1
-ALIBI_8 = 8.0
 
 
 class SelfAttention(Rotation):
@@ -44,6 +43,7 @@ class SelfAttention(Rotation):
     gate_per: ClassVar[str] = "element"  # or "head", or "either" as the file has it
     scale_query: ClassVar[bool] = False
     """The attention scale multiplies the queries, not the scores."""
+    alibi: ClassVar[float] = 0.0  # the largest slope, if no key gives one
     flash_attn: ClassVar[bool] = True  # False: what bounds the scores has no kernel
 
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
@@ -78,7 +78,7 @@ class SelfAttention(Rotation):
 
     def max_alibi_bias(self) -> float:
         """Return the largest slope of ALiBi; 0 for none."""
-        return f32(self.c.max_alibi_bias)
+        return f32(self.c.max_alibi_bias) or self.alibi
 
     def attention(self, x: Tensor, il: int) -> Tensor:
         """Project, rotate, store in the cache, attend, project back."""

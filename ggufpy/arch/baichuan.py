@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.decoder import ALIBI_8, NEOX, Decoder
+from ggufpy.arch.decoder import NEOX, Decoder
 
 __all__ = ["Baichuan", "Orion"]
 
@@ -16,7 +16,7 @@ class Baichuan(Decoder):
 
     name = "baichuan"
     tie = False
-    ffn_scale = False
+    alibi = 8.0
     tiny = {"n_layer": N_LAYER_7B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1}
     tiny_variants = {"alibi": {"n_layer": N_LAYER_13B}}
 
@@ -29,7 +29,7 @@ class Baichuan(Decoder):
         return self.c.n_layer == N_LAYER_7B
 
     def max_alibi_bias(self) -> float:
-        return ALIBI_8 if self.c.n_layer == N_LAYER_13B else 0.0
+        return self.alibi if self.c.n_layer == N_LAYER_13B else 0.0
 
 
 class Orion(Decoder):
@@ -40,4 +40,3 @@ class Orion(Decoder):
     norm_bias = True
     tie = False
     rope = NEOX
-    ffn_scale = False

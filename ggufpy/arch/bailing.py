@@ -19,8 +19,7 @@ class BailingMoe(Decoder):
         "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
     }  # fmt: skip
     tie = False
-    ffn_scale = False
-    moe = Moe(normalize=None, shared=True)
+    moe = Moe(normalize=None, shared="many")
     tiny_variants = {"ignored-keys": {"n_layer_dense_lead": 1}}
 
 
@@ -36,8 +35,7 @@ class BailingMoe2(Decoder):
     qkv_fused = True
     qkv_bias = False
     qk_norm = "head"
-    ffn_scale = False
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="many")
 
     def nextn_tensors(self) -> Iterator[TensorSpec]:
         yield from super().nextn_tensors()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import ALIBI_8, NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -28,6 +27,7 @@ class Bert(Decoder):
     norm_bias = True
     embedding_norm = True
     learned_positions: ClassVar[Presence] = True
+    token_types: ClassVar[Presence] = None
     pre_norm = False
     output_norm = ""
     sum_norms: ClassVar[tuple[str, str]] = ("attn_output_norm", "layer_output_norm")
@@ -36,13 +36,13 @@ class Bert(Decoder):
     output_bias: ClassVar[Presence] = None
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = None
-    ffn_scale = False
     activation = "gelu"
     tiny = {"n_token_types": 2}
 
     def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
         yield from super().tensors(has)
-        yield TensorSpec("token_types.weight", (self.c.n_embd, self.c.n_token_types), optional=True, f32=True)
+        shape, optional = (self.c.n_embd, self.c.n_token_types), self.token_types is None
+        yield TensorSpec("token_types.weight", shape, optional, f32=True)
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().layer_tensors(il, has)
@@ -95,6 +95,8 @@ class JinaBertV2(Bert):
 
     name = "jina-bert-v2"
     learned_positions = False
+    token_types = True
+    alibi = 8.0
     output_bias = True
     qk_norm = "full"
     qk_norm_weight = None
@@ -104,18 +106,11 @@ class JinaBertV2(Bert):
         "gate-in-up": {"without": "ffn_gate", "or_shape": True},
     }  # fmt: skip
 
-    def max_alibi_bias(self) -> float:
-        return ALIBI_8
-
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().attention_tensors(il, has)
         for role in ("attn_q_norm", "attn_k_norm", "attn_norm_2"):
             yield TensorSpec(f"{role}.bias", (self.c.n_embd,), optional=True)
         yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
-
-    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(has):
-            yield replace(spec, optional=False) if spec.name == "token_types.weight" else spec
 
     def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
         c = self.c
@@ -146,6 +141,7 @@ class ModernBert(Decoder):
     cacheless = True
     logits = False
     ignored = CLASSIFIER
+    lacking = ("blk.0.attn_norm.weight",)  # embeddings are normalized already
     norm = "layer"
     embedding_norm = True
     rope = NEOX
@@ -153,7 +149,6 @@ class ModernBert(Decoder):
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
-    ffn_scale = False
     tiny = {"n_head_kv": 4}
     tiny_variants = {
         "one-kv-head": None,
@@ -161,11 +156,6 @@ class ModernBert(Decoder):
         "reglu": {"hidden_activation": "reglu"},
         "another-activation": {"hidden_activation": "mish"},
     }
-
-    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        """The first layer takes the embeddings, which are normalized already, as they are."""
-        for spec in super().layer_tensors(il, has):
-            yield replace(spec, optional=True) if il == 0 and spec.name == "attn_norm.weight" else spec
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
@@ -189,4 +179,3 @@ class NeoBert(Decoder):
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
-    ffn_scale = False

@@ -20,6 +20,7 @@ class BitNet(Decoder):
     rope = NEOX
     qkv_fused = False
     qkv_bias = False
+    ffn_scale = True
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().layer_tensors(il, has)

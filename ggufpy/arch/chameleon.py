@@ -24,7 +24,6 @@ class Chameleon(Decoder):
     name = "chameleon"
     keys = {"swin_norm": False}
     qk_norm = "heads"
-    ffn_scale = False
     tiny = {"n_vocab": END_OF_IMAGE_TOKENS + 64}
 
     def check(self) -> Iterator[str]:

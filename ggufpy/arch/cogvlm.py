@@ -20,7 +20,6 @@ class CogVLM(Decoder):
     qkv_fused = True
     qkv_bias = False
     qkv_scale = False
-    ffn_scale = False
     crop = "last"
     tiny = {"n_head_kv": 4}
 

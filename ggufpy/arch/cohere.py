@@ -28,7 +28,6 @@ class CommandR(Decoder):
     parallel = "ffn + x"
     ffn_norm = ""
     tiny_variants = {"plus": {"n_layer": N_LAYER_PLUS}}
-    ffn_scale = False
 
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         for spec in super().attention_tensors(il, has):
@@ -42,14 +41,12 @@ class Cohere2(CommandR):
     name = "cohere2"
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
+    full_rope = False
     swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
     qk_norm = ""
     tiny_variants = {}
     tiny = {"logit_scale": 0.5, "n_swa": 16}
     ffn_scale = True
-
-    def rotates(self, il: int) -> bool:
-        return self.c.is_swa[il]
 
 
 class Cohere2Moe(Cohere2):
@@ -68,7 +65,7 @@ class Cohere2Moe(Cohere2):
     partial_rope = False
     nextn = True
     tie = None
-    moe = Moe(gating="sigmoid", normalize=None, shared=True, fused=True, scale=True)
+    moe = Moe(gating="sigmoid", normalize=None, shared="many", fused=True, scale=True)
     crop = "last"
     tiny = {"logit_scale": 0.5, "n_swa": 16, "norm_eps": 1e-5}
     tiny_variants = {"wide-shared-experts": {"n_expert_shared": 1, "n_ff_shexp": 160}}
@@ -79,7 +76,7 @@ class Cohere2Moe(Cohere2):
             yield "attention.layer_norm_epsilon or attention.layer_norm_rms_epsilon: the key is missing"
 
     def rotates(self, il: int) -> bool:
-        return self.c.is_swa[il] or il < self.c.n_layer_dense_lead
+        return super().rotates(il) or il < self.c.n_layer_dense_lead
 
     def n_ff_shexp(self, il: int) -> int:
         return super().n_ff_shexp(il) if self.c.n_expert_shared else 0

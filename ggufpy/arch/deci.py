@@ -22,7 +22,6 @@ class Deci(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    ffn_scale = False
     tiny_variants = {
         "thinned": {
             "n_layer": 5,

@@ -12,11 +12,11 @@ order: the first number is the contiguous dimension. Nodes are named as in llama
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ggufpy.arch.attention import ALIBI_8, SelfAttention
+from ggufpy.arch.attention import SelfAttention
 from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.experts import CLAMP_MIN, GATING, Experts, Moe
 from ggufpy.arch.rope import IMROPE, MROPE, NEOX, NORM
@@ -27,7 +27,7 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
+    "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
     "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
@@ -42,6 +42,8 @@ class Decoder(SelfAttention, Experts):
     """Optional fields of `Config` that this architecture reads, with their defaults."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
+    lacking: ClassVar[tuple[str, ...]] = ()
+    """Tensors that files may lack although most architectures need them, named in the same way."""
     stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
     """Tensors that a file may lack, and which are used in their place."""
     swa_period: ClassVar[int | None] = 0
@@ -113,6 +115,19 @@ class Decoder(SelfAttention, Experts):
 
         `has` are the names a file has: they decide between forms, such as one fused or three separate q, k, v matrices.
         """
+        table = [*self.outer_tensors(), *self.unused_tensors(has)]
+        for il in range(self.c.n_layer):
+            blk = f"blk.{il}."
+            here = {name.removeprefix(blk) for name in has if name.startswith(blk)}
+            table += (replace(spec, name=blk + spec.name) for spec in self.layer_tensors(il, here))
+        return self.relaxed(table)
+
+    def relaxed(self, table: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        """Make optional what files of this architecture may lack."""
+        return (replace(spec, optional=spec.optional or _among(self.lacking, spec.name)) for spec in table)
+
+    def outer_tensors(self) -> Iterator[TensorSpec]:
+        """List what stands before and behind the layers."""
         c = self.c
         yield TensorSpec("token_embd.weight", (c.n_embd, c.n_vocab), indexed=True)
         if self.learned_positions is not False:
@@ -126,18 +141,15 @@ class Decoder(SelfAttention, Experts):
             yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=self.tie is None)
         if self.head_bias is not False:
             yield TensorSpec("output.bias", (c.n_vocab,), optional=self.head_bias is None)
-        for name in self.factor_names():
-            n_rot = max(c.n_rot, c.n_rot_swa if any(c.is_swa) else 0)
-            yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
-        nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if self.nextn else ()
-        blocks = tuple(f"blk.{il}." for il in nextn)
+        yield from self.factor_tensors()
+
+    def unused_tensors(self, has: Has) -> Iterator[TensorSpec]:
+        """List what a file has and no graph needs."""
+        c = self.c
+        nextn = tuple(f"blk.{il}." for il in range(c.n_layer, c.n_layer + c.n_layer_nextn)) if self.nextn else ()
         for name in has:
-            if name in self.ignored or _in_layer(name) in self.ignored or name.startswith(blocks):
+            if _among(self.ignored, name) or name.startswith(nextn):
                 yield TensorSpec(name, (), unused=True)
-        for il in range(c.n_layer):
-            names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
-            for spec in self.layer_tensors(il, names_here):
-                yield replace(spec, name=f"blk.{il}.{spec.name}")
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List a layer's tensors, by their names behind `blk.N.`."""
@@ -156,7 +168,7 @@ class Decoder(SelfAttention, Experts):
     def nextn_tensors(self) -> Iterator[TensorSpec]:
         """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
         c = self.c
-        yield from type(self)(self.nextn_config()).layer_tensors(c.n_layer - 1, ())
+        yield from self.relaxed(type(self)(self.nextn_config()).layer_tensors(c.n_layer - 1, ()))
         yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
         yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
 
@@ -246,7 +258,7 @@ class Decoder(SelfAttention, Experts):
         """Add attention and the FFN to the residual stream, [n_embd, n_tokens], in turn or side by side."""
         normed = self.attention_input(x, il)
         cur, x, normed = self.wanted(il, self.attention(normed, il), x, normed)
-        if self.is_parallel():
+        if self.parallel and self.c.use_parallel_residual:
             return self.named(self.add_both(cur, x, normed, il), "l_out", il)
         h = self.add_residual(cur, x, 0, il)
         cur = self.feed_forward(self.ffn_input(h, normed, il), il)
@@ -257,10 +269,6 @@ class Decoder(SelfAttention, Experts):
         q, k, v = self.qkv(self.attention_input(x, il), il)
         _, k = self.position(q, k, il)
         self.store(k, v, il)
-
-    def is_parallel(self) -> bool:
-        """Say whether attention and FFN stand side by side."""
-        return bool(self.parallel)
 
     def add_both(self, attn: Tensor, x: Tensor, normed: Tensor, il: int) -> Tensor:
         """Add attention's output and the FFN's to the stream that both came from."""
@@ -294,5 +302,6 @@ class Decoder(SelfAttention, Experts):
         return self.post_norms[which]
 
 
-def _in_layer(name: str) -> str:
-    return name.split(".", 2)[2] if name.startswith("blk.") else ""
+def _among(names: tuple[str, ...], name: str) -> bool:
+    """Find a tensor among names that leave out `blk.N.` where they mean all layers."""
+    return name in names or (name.startswith("blk.") and name.split(".", 2)[2] in names)

@@ -47,8 +47,7 @@ class DeepSeek2(Decoder):
     split_heads = True
     nextn = True
     qkv_fused = False
-    ffn_scale = False
-    moe = Moe(normalize=None, bias=None, shared=True, fused=True)
+    moe = Moe(normalize=None, bias=None, shared="many", fused=True)
     tiny = {
         "n_head_kv": 1, "n_lora_q": 64, "n_lora_kv": 64, "n_rot": 32, "n_embd_head_k": 96, "n_embd_head_v": 64,
         "n_embd_head_k_mla": 48, "n_embd_head_v_mla": 24,
@@ -120,10 +119,6 @@ class DeepSeek2(Decoder):
         stretch = np.float32(r.attn_factor) * (np.float32(1) + TENTH * log)
         stretch *= np.float32(1) + TENTH * np.float32(c.rope_yarn_log_mul) * log
         return float(stretch * stretch / np.sqrt(np.float32(c.n_embd_head_k_mla or c.n_embd_head_k)))
-
-    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
-        c = self.c
-        return (c.attn_temperature_scale, c.attn_temperature_length, 0.0) if c.attn_temperature_scale else ()
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         """Compress; rotate a part; give the rest to the heads, on the queries' side or on that of keys and values."""

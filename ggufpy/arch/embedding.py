@@ -22,7 +22,6 @@ class EuroBert(Decoder):
     logits = False
     rope = NEOX
     partial_rope = True
-    ffn_scale = False
 
 
 class LlamaEmbed(Llama):

@@ -15,7 +15,6 @@ class Ernie45(Decoder):
 
     name = "ernie4_5"
     ignored = ("attn_output.bias",)
-    ffn_scale = False
 
 
 class Ernie45Moe(Decoder):
@@ -25,8 +24,7 @@ class Ernie45Moe(Decoder):
     keys = {
         "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
     }  # fmt: skip
-    ffn_scale = False
-    moe = Moe(gate=None, bias=None, shared=True)
+    moe = Moe(gate=None, bias=None, shared="many")
     tiny = {"interleave_moe_layer_step": 1}
 
     def check(self) -> Iterator[str]:
@@ -42,4 +40,3 @@ class PaddleOCR(Decoder):
     keys = {"rope_sections": REQUIRED}
     rope = MROPE
     output_bias = None
-    ffn_scale = False

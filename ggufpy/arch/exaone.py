@@ -19,7 +19,6 @@ class Exaone(Decoder):
     name = "exaone"
     rope = NEOX
     rope_factors = "freqs"
-    ffn_scale = False
 
 
 class Exaone4(Decoder):
@@ -28,6 +27,7 @@ class Exaone4(Decoder):
     name = "exaone4"
     keys = {"n_swa": 4096}
     swa_period = 4
+    full_rope = False
     swa_rope = "same"
     nextn = True
     pre_norm = False
@@ -35,7 +35,6 @@ class Exaone4(Decoder):
     rope = NEOX
     rope_factors = "freqs"
     qk_norm = "head"
-    ffn_scale = False
     tiny_variants = {
         "window": WINDOWED,
         "window-array": WINDOWED | {"swa_pattern": [il % 3 == 0 for il in range(N_LAYER_32B)]},
@@ -49,7 +48,7 @@ class Exaone4(Decoder):
         return c if c.n_layer == N_LAYER_32B else replace(c, n_swa=0, is_swa=(False,) * c.n_layer)
 
     def rotates(self, il: int) -> bool:
-        return self.c.is_swa[il] or not self.c.n_swa
+        return super().rotates(il) or not self.c.n_swa
 
 
 class ExaoneMoe(Decoder):
@@ -61,20 +60,14 @@ class ExaoneMoe(Decoder):
         "expert_gating_func": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
     }  # fmt: skip
     swa_period = 4
+    full_rope = False
     swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
     nextn = True
     tie = False
     rope = NEOX
     rope_factors = "freqs"
     qk_norm = "head"
-    ffn_scale = False
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
-
-    def rotates(self, il: int) -> bool:
-        return self.c.is_swa[il]
-
-    def n_ff_shexp(self, il: int) -> int:
-        return self.c.n_ff_shexp or self.n_ff_exp(il)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="one")
 
     def nextn_config(self) -> Config:
         return replace(self.c, n_layer_dense_lead=self.c.n_layer)

@@ -36,7 +36,9 @@ class Moe:
     bias: Presence = False  # added for the choice only
     bias_name: str = "exp_probs_b.bias"
     split_ff: bool = False  # without a width of their own, the experts of a token share feed_forward_length
-    shared: bool = False  # experts that every token uses
+    shared: str = ""
+    """Experts that every token uses, as wide together as `expert_shared_count` others ("many"), as "one" other, or as
+    "dense" layers are, if no key says how wide."""
     fused: bool = False  # the file may have gate and up as one matrix
     scale: bool = False  # the file may have scales of the experts' matrices
     expert_bias: bool = False
@@ -98,7 +100,9 @@ class Experts(FeedForward):
 
     def n_ff_shexp(self, il: int) -> int:
         """Return the width of the shared experts together; 0 for none."""
-        return self.c.n_ff_shexp or self.n_ff_exp(il) * self.c.n_expert_shared
+        assert self.moe is not None
+        c, n_ff = self.c, self.n_ff_exp(il)
+        return c.n_ff_shexp or {"many": n_ff * c.n_expert_shared, "one": n_ff, "dense": c.n_ff[il]}[self.moe.shared]
 
     # -------------------------------------------------------------------------------------------------------- the graph
 

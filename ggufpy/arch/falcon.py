@@ -24,7 +24,6 @@ class Falcon(Decoder):
     parallel = "ffn + attn"
     ffn_norm = ""
     ffn_gate = False
-    ffn_scale = False
     activation = "gelu"
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
@@ -61,8 +60,4 @@ class GPTNeoX(Decoder):
     tiny_variants = {"serial": {"use_parallel_residual": False}}
     ffn_gate = False
     ffn_bias = True
-    ffn_scale = False
     activation = "gelu"
-
-    def is_parallel(self) -> bool:
-        return self.c.use_parallel_residual

@@ -18,7 +18,7 @@ class FeedForward(Steps):
     ffn_gate: ClassVar[bool] = True
     ffn_fused: ClassVar[bool] = False  # gate and up are one matrix
     ffn_bias: ClassVar[Presence] = False
-    ffn_scale: ClassVar[bool] = True
+    ffn_scale: ClassVar[bool] = False  # matrices may have scales
     activation: ClassVar[str] = "silu"  # of the gate, or of up where there is no gate
 
     def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:

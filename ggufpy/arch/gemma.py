@@ -19,7 +19,6 @@ class Gemma(Decoder):
     rope = NEOX
     scale_query = True
     activation = "gelu"
-    ffn_scale = False
     n_layer_27b: ClassVar[int] = 0
 
     def embedding_scale(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Presence, f32
+from ggufpy.arch.decoder import Decoder, Has, Presence, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -25,7 +25,6 @@ class GPT2(Decoder):
     output_bias: ClassVar[Presence] = True
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = True
-    ffn_scale = False
     activation = "gelu"
 
 
@@ -40,11 +39,9 @@ class Bloom(GPT2):
 
     name = "bloom"
     learned_positions = False
+    alibi = 8.0
     embedding_norm = True
     tiny_variants = {"six-heads": {"n_embd": 192, "n_head": 6}}
-
-    def max_alibi_bias(self) -> float:
-        return ALIBI_8
 
 
 class MPT(GPT2):

@@ -26,11 +26,7 @@ class Granite(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    ffn_scale = False
-    moe = Moe(required=False, gate=None, shared=True)
-
-    def rotates(self, il: int) -> bool:
-        return self.c.rope_finetuned
+    moe = Moe(required=False, gate=None, shared="many")
 
     def logit_scale(self) -> float:
         return float(np.float32(1.0) / np.float32(self.c.logit_scale))
@@ -42,9 +38,6 @@ class GraniteMoe(Granite):
     name = "granitemoe"
     keys = {key: default for key, default in Granite.keys.items() if key != "rope_finetuned"}
 
-    def rotates(self, il: int) -> bool:
-        return True
-
 
 class GraniteSwa(GraniteMoe):
     """Granite with windows: attention sinks, layers with and without rotation, gate and up as one matrix."""
@@ -54,14 +47,11 @@ class GraniteSwa(GraniteMoe):
     swa_period = None
     swa_rope = "same"
     sinks = True
-    moe = Moe(required=False, shared=True, fused=True)
+    moe = Moe(required=False, shared="many", fused=True)
     tiny_variants = {
         "rope-pattern": {"rope_pattern": [False, True, False]},
         "deepstack": {"extra": {"granite_swa.deepstack_mapping": [0, 1, 2]}},
     }
-
-    def rotates(self, il: int) -> bool:
-        return not self.c.rope_pattern or self.c.rope_pattern[il]
 
     def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
         if not suffix:
@@ -88,6 +78,3 @@ class MiniCPM(Granite):
         "residual_scale": _residual_scale,
         "embedding_scale": 12.0,
     }
-
-    def rotates(self, il: int) -> bool:
-        return True

@@ -27,7 +27,6 @@ class Grok(Decoder):
     post_norms = ("attn_output_norm", "layer_output_norm")
     rope = NEOX
     activation = "gelu"
-    ffn_scale = False
     moe = Moe(gate=None)
     flash_attn = False
     tiny_variants = {"grok-1": {"without": "ffn_gate ffn_up ffn_down"}, "newer-norm": {"has": "post_ffw_norm.weight"}}

@@ -20,7 +20,6 @@ class HunyuanDense(Decoder):
     keys = {"rope_scaling_alpha": 0.0}
     rope = NEOX
     qk_norm = "rotated"
-    ffn_scale = False
 
     def adjust(self) -> Config:
         c = self.c
@@ -45,12 +44,8 @@ class HunyuanMoe(Decoder):
     keys = {"n_ff_shexp": 0}
     rope = NEOX
     qk_norm = "rotated"
-    ffn_scale = False
-    moe = Moe(shared=True)
+    moe = Moe(shared="dense")
     tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
-
-    def n_ff_shexp(self, il: int) -> int:
-        return self.c.n_ff_shexp or self.c.n_ff[il]
 
 
 class HyV3(Decoder):
@@ -64,11 +59,9 @@ class HyV3(Decoder):
     nextn = True
     rope = NEOX
     qk_norm = "head"
+    ffn_scale = True
     moe = Moe(
-        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared=True, fused=True,
+        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared="one", fused=True,
         scale=True, split_ff=True,
     )  # fmt: skip
     crop = "last"
-
-    def n_ff_shexp(self, il: int) -> int:
-        return self.c.n_ff_shexp or self.n_ff_exp(il)

@@ -23,7 +23,6 @@ class Lfm2(Hybrid):
     swa_rope = "same"
     rope = NEOX
     qk_norm = "head"
-    ffn_scale = False
     tiny = {"n_layer": 4, "n_head_kv": [0, 2, 0, 2], "shortconv_l_cache": 3}
     tiny_variants = {
         "no-gqa": {"n_head_kv": [0, 4, 0, 0]},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Moe, f32
+from ggufpy.arch.decoder import Decoder, Has, Moe, f32
 from ggufpy.graph import Tensor
 
 __all__ = [
@@ -27,6 +27,7 @@ class Llama(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
+    ffn_scale = True
     moe = Moe(required=False, gate=None, scale=True)
 
 
@@ -36,10 +37,6 @@ class Mistral3(Llama):
     name = "mistral3"
     keys = {"attn_temperature_scale": 0.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "rope_yarn_log_mul": 0.0}
 
-    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
-        c = self.c
-        return (c.attn_temperature_scale, c.n_ctx_orig_yarn, 0.0) if c.attn_temperature_scale else ()
-
 
 class Arcee(Decoder):
     """Arcee (AFM): no gate, and squared ReLU."""
@@ -48,7 +45,6 @@ class Arcee(Decoder):
     rope_factors = "freqs"
     ffn_gate = False
     activation = "relu2"
-    ffn_scale = False
 
 
 class XVerse(Decoder):
@@ -56,7 +52,6 @@ class XVerse(Decoder):
 
     name = "xverse"
     tie = False
-    ffn_scale = False
 
 
 class InternLM2(XVerse):
@@ -70,7 +65,6 @@ class MainCoder(Decoder):
 
     name = "maincoder"
     qk_norm = "rotated"
-    ffn_scale = False
 
 
 class SmolLM3(Decoder):
@@ -78,7 +72,6 @@ class SmolLM3(Decoder):
 
     name = "smollm3"
     no_rope_step = 4
-    ffn_scale = False
 
 
 class Refact(Decoder):
@@ -87,10 +80,7 @@ class Refact(Decoder):
     name = "refact"
     ignored = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias", "rope_freqs.weight")
     rope = None
-    ffn_scale = False
-
-    def max_alibi_bias(self) -> float:
-        return ALIBI_8
+    alibi = 8.0
 
 
 class Llama4(Decoder):
@@ -107,8 +97,7 @@ class Llama4(Decoder):
     swa_rope = "scaled"
     no_rope_step = 4
     rope_factors = "freqs"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=False, shared=True, select_logits=True, weight_first=True)
+    moe = Moe(gating="sigmoid", normalize=False, shared="one", select_logits=True, weight_first=True)
     tiny = {"n_layer": 4}
     tiny_variants = {
         "window-array": {"swa_pattern": [True, False, True, True]},
@@ -128,11 +117,8 @@ class Llama4(Decoder):
         step = self.c.interleave_moe_layer_step
         return step > 0 and (il + 1) % step == 0
 
-    def n_ff_shexp(self, il: int) -> int:
-        return self.n_ff_exp(il)
-
-    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
-        return () if self.rotates(il) else (0.1, WINDOW, 1.0)
+    def temperature(self, il: int) -> tuple[float, float, float]:
+        return (0.0, 0.0, 0.0) if self.rotates(il) else (0.1, WINDOW, 1.0)
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         q, k = super().position(q, k, il)

@@ -20,6 +20,7 @@ class Nanbeige(Decoder):
     keys = {"n_loops": 1, "skip_loop_final_norm": False}
     partial_rope = True
     rope_factors = "freqs"
+    ffn_scale = True
     tiny_variants = {
         "loops": {"n_layer": 2, "n_loops": 3},
         "loops-without-norm": {"n_layer": 2, "n_loops": 2, "skip_loop_final_norm": True},

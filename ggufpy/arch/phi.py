@@ -18,7 +18,6 @@ class Phi3(Decoder):
     rope_factors = "long"
     scale_query = True
     ffn_fused = True
-    ffn_scale = False
 
 
 class Phi2(Decoder):
@@ -37,7 +36,6 @@ class Phi2(Decoder):
     ffn_norm = ""
     ffn_gate = False
     ffn_bias = True
-    ffn_scale = False
     activation = "gelu"
 
 

@@ -21,7 +21,6 @@ class Plamo(Decoder):
     parallel = "ffn + attn"
     tie = False
     rope = NEOX
-    ffn_scale = False
 
 
 class Plamo3(Decoder):
@@ -39,7 +38,6 @@ class Plamo3(Decoder):
     qkv_scale = False
     qk_norm = "head"
     ffn_fused = True
-    ffn_scale = False
 
     def norm_tensors(self, role: str, width: int) -> Iterator[TensorSpec]:
         for spec in super().norm_tensors(role, width):

@@ -27,7 +27,6 @@ class Qwen(Decoder):
     rope = NEOX
     qkv_fused = True
     qkv_bias = True
-    ffn_scale = False
     tiny = {"n_head_kv": 4}
 
     def adjust(self) -> Config:
@@ -40,7 +39,6 @@ class Qwen2(Decoder):
     name = "qwen2"
     rope = NEOX
     head_bias: ClassVar[Presence] = None
-    ffn_scale = False
 
 
 class Qwen2VL(Qwen2):
@@ -66,6 +64,7 @@ class Qwen3(Decoder):
     ignored = ("cls.output.weight",)
     rope = NEOX
     qk_norm = "head"
+    ffn_scale: ClassVar[bool] = True
 
 
 class Qwen3VL(Qwen3):

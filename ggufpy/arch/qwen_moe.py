@@ -22,11 +22,7 @@ class Qwen2Moe(Decoder):
     keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
     tie = False
     rope = NEOX
-    ffn_scale = False
-    moe = Moe(normalize=False, split_ff=True, shared=True)
-
-    def n_ff_shexp(self, il: int) -> int:
-        return self.c.n_ff_shexp or self.c.n_ff[il]
+    moe = Moe(normalize=False, split_ff=True, shared="dense")
 
     def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().moe_tensors(il, has)
@@ -115,12 +111,10 @@ class Maple(Qwen3Moe):
         "swiglu_clamp_exp": REQUIRED,
     }  # fmt: skip
     swa_period = None
+    full_rope = False
     swa_rope = "scaled"
     tie = False
     moe = Moe()
-
-    def rotates(self, il: int) -> bool:
-        return self.c.is_swa[il]
 
     def activate_experts(self, gate: Tensor | None, up: Tensor, il: int) -> Tensor:
         limit = f32(self.c.swiglu_clamp_exp[il])

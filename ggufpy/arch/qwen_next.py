@@ -25,6 +25,7 @@ class DeltaNet(Hybrid):
     ffn_norm = "post_attention_norm"
     qk_norm = "head"
     partial_rope = True
+    ffn_scale = True
     crop = "last"
     nextn = True
     tiny = {
@@ -178,10 +179,7 @@ class _Experts(DeltaNet):
     """Experts in every layer, and shared ones that a gate of their own weighs for each token."""
 
     keys = {**DeltaNet.SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
-    moe = Moe(split_ff=True, shared=True, fused=True, scale=True)
-
-    def n_ff_shexp(self, il: int) -> int:
-        return self.c.n_ff_shexp or self.c.n_ff[il]
+    moe = Moe(split_ff=True, shared="dense", fused=True, scale=True)
 
     def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().moe_tensors(il, has)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from ggufpy.arch.scaling import Rope, f32
 from ggufpy.arch.steps import Steps
+from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
@@ -27,6 +29,7 @@ class Rotation(Steps):
     """`rope.dimension_count` may be less than a head's width."""
     rope_factors: ClassVar[str] = ""
     """Frequencies' factors that a file may bring: "freqs", "long" (and short ones), or "scaling": as its type says."""
+    full_rope: ClassVar[bool] = True  # False: only layers with a window rotate
     no_rope_step: ClassVar[int] = 0
     """The last of each run of that many layers does not know positions."""
     swa_rope: ClassVar[str] = "own"
@@ -36,7 +39,10 @@ class Rotation(Steps):
 
     def rotates(self, il: int) -> bool:
         """Say whether a layer's queries and keys know their positions."""
-        return self.rope is not None and not (self.no_rope_step and (il + 1) % self.no_rope_step == 0)
+        c, step = self.c, self.no_rope_step
+        if self.rope is None or not c.rope_finetuned or (c.rope_pattern and not c.rope_pattern[il]):
+            return False
+        return (self.full_rope or c.is_swa[il]) and not (step and (il + 1) % step == 0)
 
     def rope_mode(self) -> int | None:
         """Return the kind of rotation; sections in the file of a NORM or NEOX architecture make it MROPE."""
@@ -46,12 +52,15 @@ class Rotation(Steps):
         """Return how many positions a token has; of four, text uses the first three alike and leaves the last 0."""
         return 4 if self.rope_mode() in (MROPE, IMROPE) else 1
 
-    def factor_names(self) -> tuple[str, ...]:
-        """Name the tensors of frequencies' factors that a file may have."""
-        kind = self.rope_factors
+    def factor_tensors(self) -> Iterator[TensorSpec]:
+        """List the tensors of frequencies' factors that a file may have."""
+        c, kind = self.c, self.rope_factors
         if kind == "scaling":
-            kind = "long" if self.c.rope_scaling_type == "longrope" else "freqs"
-        return {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
+            kind = "long" if c.rope_scaling_type == "longrope" else "freqs"
+        names = {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
+        n_rot = max(c.n_rot, c.n_rot_swa if any(c.is_swa) else 0)
+        for name in names:
+            yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
 
     def rotate(self, x: Tensor, il: int) -> Tensor:
         """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi)."""
@@ -87,7 +96,7 @@ class Rotation(Steps):
 
     def tempered(self, q: Tensor, il: int) -> Tensor:
         """Scale the queries by their positions, where the architecture does."""
-        if not self.temperature(il):
+        if not self.temperature(il)[0]:
             return q
         if self.q_scale is None:
             scale, length, offset = (np.float32(x) for x in self.temperature(il))
@@ -100,6 +109,7 @@ class Rotation(Steps):
             self.q_scale = self.input("inp_attn_scale", GGMLType.F32, 1, 1, q.ne[2], values=values)
         return self.g.mul(q, self.q_scale)
 
-    def temperature(self, il: int) -> tuple[float, float, float] | tuple[()]:
-        """Return s, length and offset of a layer's scaling by log(floor((position + offset) / length) + 1) s + 1."""
-        return ()
+    def temperature(self, il: int) -> tuple[float, float, float]:
+        """Return s (0: none), length and offset; queries grow by log(floor((position + offset) / length) + 1) s + 1."""
+        c = self.c
+        return (c.attn_temperature_scale, c.attn_temperature_length or c.n_ctx_orig_yarn, 0.0)

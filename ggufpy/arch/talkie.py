@@ -21,6 +21,7 @@ class Talkie(Decoder):
     tie = False
     rope = NEOX
     qk_norm = "rotated"
+    ffn_scale = True
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         left_out = ("attn_q_norm.weight", "attn_k_norm.weight", "ffn_gate.scale", "ffn_up.scale")
