@@ -124,6 +124,13 @@ class KVCache:
             end, start = max(end, cells.end), start + n
         placement.n_kv = min(self.size, max(N_KV_PAD, -(-end // N_KV_PAD) * N_KV_PAD))
 
+    def room_behind(self, placement: Placement) -> int:
+        """Return how often a placement can be repeated in the cells behind it without a graph that looks further."""
+        if self.transposed_v:
+            return 0
+        used = zip(placement.streams, placement.cells, strict=True)
+        return min(self.cells[stream].room_behind(len(cells), placement.n_kv) for stream, cells in used)
+
     def snapshot(self) -> list[Cells]:
         """Return who has which cell, to `restore` it."""
         return [cells.copy() for cells in self.cells]
@@ -269,7 +276,7 @@ class KVInputs:
 
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the inputs for a micro-batch of the shape this graph was built for."""
-        cache, (k_idxs, v_idxs, mask) = self.cache, self._arrays
+        cache, (k_idxs, v_idxs, _) = self.cache, self._arrays
         start = 0
         for stream, cells in zip(placement.streams, placement.cells, strict=True):
             k_idxs[start : start + len(cells)] = cells + stream * cache.size if stream else cells
@@ -283,32 +290,61 @@ class KVInputs:
             v_idxs[:] = (np.concatenate(first)[:, None] + steps).reshape(-1)
         else:
             v_idxs[:] = k_idxs
-        window, start = cache.window, 0
-        before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
-        after = 0 if cache.options.causal else NO_LIMIT
-        for seq_id, n in ubatch.runs:
-            stream, row = cache.stream_row(seq_id)
-            owned, part = cache.cells[stream], slice(start, start + n)
-            write_mask(
-                mask[part], owned.pos, owned.has[row], ubatch.positions[part], before, after, chunk, cache.options.alibi
-            )
-            start += n
+        for arguments in self._masks(ubatch.runs, ubatch.positions):
+            C.ggufpy_write_mask(*arguments)
         for array, matrix in self._rotations:
             array[:] = matrix
 
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Return a function that places and writes one more token of each sequence, behind the last, at `positions`.
 
-def write_mask(
+        It may be called as often as `room_behind` says, with other values in the same array.
+        """
+        (k_idxs, v_idxs, _), rotations, masks = self._arrays, self._rotations, self._masks(runs, positions)
+        owners = []
+        for i, (seq_id, _) in enumerate(runs):
+            stream, row = self.cache.stream_row(seq_id)
+            owners.append((i, self.cache.cells[stream], row, stream * self.cache.size))
+
+        def follow() -> None:
+            for i, cells, row, base in owners:
+                k_idxs[i] = base + cells.append(row, positions[i])
+            if v_idxs is not None:
+                v_idxs[:] = k_idxs
+            for arguments in masks:
+                C.ggufpy_write_mask(*arguments)
+            for array, matrix in rotations:
+                array[:] = matrix
+
+        return follow
+
+    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[tuple[Any, ...]]:
+        """Return what `ggufpy_write_mask` is called with for each sequence."""
+        cache, mask, start, calls = self.cache, self._arrays[2], 0, []
+        window, options = cache.window, cache.options
+        before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
+        after = 0 if options.causal else NO_LIMIT
+        for seq_id, n in runs:
+            stream, row = cache.stream_row(seq_id)
+            cells, part = cache.cells[stream], slice(start, start + n)
+            limits = before, after, chunk, options.alibi
+            calls.append(mask_arguments(mask[part], cells.pos, cells.has[row], positions[part], *limits))
+            start += n
+        return calls
+
+
+def mask_arguments(
     mask: npt.NDArray[Any], cells: IntArray, has: BoolArray, positions: IntArray,
     before: int, after: int, chunk: int = 0, alibi: bool = False,
-) -> None:  # fmt: skip
-    """Write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells]: 0 or minus the distance, -inf for the unseen.
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return what `ggufpy_write_mask` takes to write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells].
 
     A token sees cells that the sequence `has`, with positions from `before` its own (or the start of its `chunk`) on
-    to `after` behind its own. Arrays are contiguous; `cells` and `has` may be longer than rows.
+    to `after` behind its own: 0 there or minus the distance, -inf elsewhere. Arrays are contiguous and kept alive;
+    `cells` and `has` may be longer than rows.
     """
-    n, n_cells = mask.shape
-    pointer = ffi.from_buffer
-    C.ggufpy_write_mask(
+    pointer, (n, n_cells) = ffi.from_buffer, mask.shape
+    return (
         pointer(mask), mask.itemsize == 2, pointer("int32_t[]", cells), pointer("bool[]", has), n_cells,
         pointer("int32_t[]", positions), n, before, after, chunk, alibi,
     )  # fmt: skip
@@ -362,6 +398,11 @@ class Memory:
         """Make the inputs of a graph for micro-batches of a shape."""
         pairs = zip(self.caches, placements, strict=True)
         return [cache.inputs(g, placement, n_tokens) for cache, placement in pairs]  # type: ignore[arg-type]
+
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Return how often a micro-batch's placements can be repeated behind it with the graph they have."""
+        pairs = zip(self.caches, placements, strict=True)
+        return min(cache.room_behind(placement) for cache, placement in pairs)  # type: ignore[arg-type]  # each its own
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
@@ -436,6 +477,10 @@ class CallInputs:
         """Find the array to write the mask through, once it has memory."""
         self._array = inputs.array(self.mask).reshape(self.mask.ne[1], -1)
 
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Refuse: there is never room behind."""
+        raise NotImplementedError
+
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the mask: tokens see those of their sequence, within half a window to both sides where there is one."""
         options, n_swa, positions = self.cache.options, self.cache.n_swa, ubatch.positions
@@ -445,7 +490,10 @@ class CallInputs:
         for _, n in ubatch.runs:
             part, mine = slice(start, start + n), np.zeros(len(positions), np.bool_)
             mine[part] = True
-            write_mask(self._array[part], positions, mine, positions[part], before, after, alibi=options.alibi)
+            rows = self._array[part]
+            C.ggufpy_write_mask(
+                *mask_arguments(rows, positions, mine, positions[part], before, after, 0, options.alibi)
+            )
             start += n
 
 
@@ -469,6 +517,10 @@ class NoMemory:
     def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CallInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [CallInputs(g, cache, n_tokens) for cache in self.caches]
+
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Have none, as nothing stays."""
+        return 0
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Find room for anything."""
