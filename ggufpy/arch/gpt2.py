@@ -1,15 +1,21 @@
-"""GPT-2 and its kin: LayerNorm with biases, one fused matrix for q, k and v, a plain FFN with GELU, no rotation."""
+"""GPT-2, Falcon, StarCoder 2 and their kin: LayerNorm, mostly with biases, and mostly a plain FFN with GELU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.decoder import Decoder, Has, Presence, f32
+from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Presence, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
-__all__ = ["GPT2", "MPT", "Bloom", "Jais", "StarCoder"]
+__all__ = [
+    "GPT2", "MPT", "Bloom", "CodeShell", "Falcon", "GPTNeoX", "Jais", "Jais2", "Nemotron", "Orion", "PocketTTS",
+    "StableLM", "StarCoder", "StarCoder2",
+]  # fmt: skip
+
+N_LAYER_7B, N_LAYER_13B = 32, 40
 
 
 class GPT2(Decoder):
@@ -79,3 +85,132 @@ class Jais(GPT2):
 
     def attention_scale(self) -> float:
         return f32(1.0 / self.c.n_embd_head_v)
+
+
+class Falcon(Decoder):
+    """Falcon: no biases but in norms; in the larger models attention has a norm of its own."""
+
+    name = "falcon"
+    norm = "layer"
+    norm_bias = True
+    rope = NEOX
+    qkv_fused = True
+    qkv_bias = False
+    parallel = "ffn + attn"
+    ffn_norm = ""
+    ffn_gate = False
+    activation = "gelu"
+
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.bias", (self.c.n_embd,), optional=True)
+
+    def attention_input(self, x: Tensor, il: int) -> Tensor:
+        if f"blk.{il}.attn_norm_2.weight" in self.w:
+            return self.normalize(x, f"blk.{il}.attn_norm_2", "attn_norm_2", il)
+        return super().attention_input(x, il)
+
+    def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
+        if f"blk.{il}.attn_norm_2.weight" in self.w:
+            return self.normalize(h, f"blk.{il}.attn_norm", "attn_norm", il)
+        return normed
+
+
+class GPTNeoX(Decoder):
+    """GPT-NeoX and Pythia: biases everywhere, part of each head rotates; the FFN may come after attention."""
+
+    name = "gptneox"
+    keys = {"use_parallel_residual": REQUIRED}
+    norm = "layer"
+    norm_bias = True
+    tie = False
+    rope = NEOX
+    partial_rope = True
+    qkv_fused = True
+    qkv_bias = True
+    output_bias = True
+    parallel = "ffn + x"
+    tiny = {"use_parallel_residual": True}
+    tiny_variants = {"serial": {"use_parallel_residual": False}}
+    ffn_gate = False
+    ffn_bias = True
+    activation = "gelu"
+
+
+class StarCoder2(Decoder):
+    """StarCoder 2: biases everywhere and a plain FFN with GELU."""
+
+    name = "starcoder2"
+    norm = "layer"
+    norm_bias = True
+    rope = NEOX
+    output_bias: ClassVar[Presence] = True
+    ffn_gate = False
+    ffn_bias: ClassVar[Presence] = True
+    activation = "gelu"
+
+
+class CodeShell(StarCoder2):
+    """CodeShell: StarCoder 2 with an output matrix, which may serve as token embeddings too."""
+
+    name = "codeshell"
+    tie = False
+    lacking = ("token_embd.weight",)
+    stand_ins = {"token_embd.weight": "output.weight"}
+
+
+class Jais2(StarCoder2):
+    """Jais 2: StarCoder 2 with squared ReLU."""
+
+    name = "jais2"
+    prec_f32 = True
+    activation = "relu2"
+
+
+class Nemotron(StarCoder2):
+    """Nemotron: squared ReLU, part of each head rotates, and biases are optional."""
+
+    name = "nemotron"
+    tie = False
+    partial_rope = True
+    output_bias = None
+    ffn_bias = None
+    activation = "relu2"
+
+
+class PocketTTS(StarCoder2):
+    """Pocket TTS: neighbours rotate together, and only norms have biases; its logits mean nothing."""
+
+    name = "pockettts"
+    tie = True
+    rope = NORM
+    output_bias = False
+    ffn_bias = False
+
+
+class StableLM(Decoder):
+    """StableLM: a gated FFN; the 12B normalizes each query and key head, and its FFN takes what attention takes."""
+
+    name = "stablelm"
+    norm = "layer"
+    norm_bias = True
+    tie = False
+    rope = NEOX
+    partial_rope = True
+    lacking = ("ffn_norm.weight", "ffn_norm.bias")
+    qk_norm = "heads"
+    qk_norm_weight = None
+
+    def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
+        return super().ffn_input(h, normed, il) if f"blk.{il}.ffn_norm.weight" in self.w else normed
+
+
+class Orion(Decoder):
+    """Orion: LayerNorm with biases."""
+
+    name = "orion"
+    norm = "layer"
+    norm_bias = True
+    tie = False
+    rope = NEOX

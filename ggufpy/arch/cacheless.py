@@ -1,17 +1,55 @@
-"""Embedding models made of decoders: their tokens see all others of their call, and there is no output matrix."""
+"""Known decoders whose tokens see all others of their call: diffusion language models and embedding models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Has
+from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe
 from ggufpy.arch.gemma import Gemma3
 from ggufpy.arch.llama import Llama
+from ggufpy.arch.qwen import Qwen2, Qwen3Moe
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
-__all__ = ["EuroBert", "GemmaEmbedding", "LlamaEmbed"]
+__all__ = ["RND1", "Dream", "EuroBert", "GemmaEmbedding", "LLaDA", "LLaDAMoe", "LlamaEmbed"]
+
+
+class LLaDA(Decoder):
+    """LLaDA: Llama. llama.cpp loads some biases and rope's factors, but leaves them out of the graph."""
+
+    name = "llada"
+    cacheless = True
+    ignored = ("rope_freqs.weight", "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+
+
+class Dream(Qwen2):
+    """Dream: Qwen 2; llama.cpp loads the output matrix's bias, but leaves it out of the graph."""
+
+    name = "dream"
+    cacheless = True
+    head_bias = False
+    ignored = ("output.bias",)
+
+
+class RND1(Qwen3Moe):
+    """RND1: Qwen 3 MoE."""
+
+    name = "rnd1"
+    cacheless = True
+    moe = Moe(split_ff=True)
+
+
+class LLaDAMoe(Decoder):
+    """LLaDA MoE: OLMoE, with norms of each head's queries and keys."""
+
+    name = "llada-moe"
+    keys = {"n_ff_exp": 0}
+    cacheless = True
+    tie = False
+    rope = NEOX
+    qk_norm = "head"
+    moe = Moe(normalize=False, split_ff=True)
 
 
 class EuroBert(Decoder):
