@@ -96,7 +96,6 @@ class GemmaEmbedding(Gemma3):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if not {c.dense_2_in, c.dense_3_out} <= {0, c.n_embd}:
             yield f"dense_2_feat_in {c.dense_2_in} and dense_3_feat_out {c.dense_3_out}: expected {c.n_embd} or 0"
         if c.dense_2_out != c.dense_3_in:

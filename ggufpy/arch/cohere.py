@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NORM, Decoder, Has, Moe, Presence
+from ggufpy.arch.decoder import NORM, ROUTER, Decoder, Has, Moe, Presence
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -57,9 +57,8 @@ class Cohere2Moe(Cohere2):
 
     name = "cohere2moe"
     keys = {
-        "norm_eps": 0.0, "norm_rms_eps": 0.0, "logit_scale": REQUIRED, "n_swa": REQUIRED,
-        "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,
-        "expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+        **Cohere2.keys, **ROUTER, "norm_eps": 0.0, "norm_rms_eps": 0.0, "n_layer_dense_lead": REQUIRED,
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,
     }  # fmt: skip
     swa_dense_first = True
     partial_rope = False
@@ -71,7 +70,6 @@ class Cohere2Moe(Cohere2):
     tiny_variants = {"wide-shared-experts": {"n_expert_shared": 1, "n_ff_shexp": 160}}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if not self.c.norm_eps and not self.c.norm_rms_eps:
             yield "attention.layer_norm_epsilon or attention.layer_norm_rms_epsilon: the key is missing"
 

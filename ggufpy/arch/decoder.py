@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from ggufpy.arch.attention import SelfAttention
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.experts import CLAMP_MIN, GATING, Experts, Moe
+from ggufpy.arch.experts import CLAMP_MIN, GATING, ROUTER, Experts, Moe
 from ggufpy.arch.rope import IMROPE, MROPE, NEOX, NORM
 from ggufpy.arch.scaling import Rope, f32, inv_sqrt
 from ggufpy.arch.steps import Attention, FromPositions, GraphInputs, States
@@ -27,7 +27,7 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
+    "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "ROUTER",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
     "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
@@ -83,11 +83,11 @@ class Decoder(SelfAttention, Experts):
     def config(cls, metadata: Mapping[str, Any], *, path: str = "") -> Config:
         """Read and check the hyper-parameters; one GGUFError lists all faults."""
         eps = {"norm_rms_eps": REQUIRED} if cls.norm == "rms" else {"norm_eps": REQUIRED}
-        pattern, check = (cls.swa_period, cls.swa_dense_first), lambda c: cls(c).check()
-        config = Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=check, path=path)
+        pattern, faults = (cls.swa_period, cls.swa_dense_first), lambda c: cls(c).faults()
+        config = Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=faults, path=path)
         return cls(config).adjust()
 
-    def check(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         c = self.c
         if c.n_embd_head_k != c.n_embd_head_v and not self.split_heads:
@@ -105,6 +105,11 @@ class Decoder(SelfAttention, Experts):
             yield "expert_count: the key is missing or 0"
         if self.moe and c.n_expert and not self.moe.gating and c.expert_gating_func not in GATING:
             yield "expert_gating_func: the key is missing or 0"
+        yield from self.check()
+
+    def check(self) -> Iterator[str]:
+        """Yield what is wrong for this architecture alone: nothing."""
+        return iter(())
 
     def adjust(self) -> Config:
         """Change what this architecture takes in another way than the keys say."""

@@ -63,7 +63,6 @@ class DeepSeek2(Decoder):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if bool(c.n_embd_head_k_mla) != bool(c.n_embd_head_v_mla):
             yield "attention.key_length_mla and attention.value_length_mla: expected both or neither"
         if c.n_rot >= (c.n_embd_head_k_mla or c.n_embd_head_k):

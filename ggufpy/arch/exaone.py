@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
@@ -56,8 +56,8 @@ class ExaoneMoe(Decoder):
 
     name = "exaone-moe"
     keys = {
-        "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0,
-        "expert_gating_func": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+        "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, **ROUTER,
+        "expert_gating_func": REQUIRED,
     }  # fmt: skip
     swa_period = 4
     full_rope = False

@@ -12,12 +12,14 @@ from ggufpy.arch.scaling import f32
 from ggufpy.arch.tensors import Has, Presence, TensorSpec
 from ggufpy.graph import Tensor
 
-__all__ = ["CLAMP_MIN", "GATING", "Experts", "Moe"]
+__all__ = ["CLAMP_MIN", "GATING", "ROUTER", "Experts", "Moe"]
 
 CLAMP_MIN = 1e-6
 """Limits of SwiGLU that are no larger mean none."""
 MIN_F16 = 6.103515625e-5
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight", 4: "sqrt_softplus"}
+ROUTER = {"expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False}
+"""Keys by which a file describes its router, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Moe:
     shared: str = ""
     """Experts that every token uses, as wide together as `expert_shared_count` others ("many"), as "one" other, or as
     "dense" layers are, if no key says how wide."""
+    shared_gate: bool = False  # which a gate weighs for each token
     fused: bool = False  # the file may have gate and up as one matrix
     scale: bool = False  # the file may have scales of the experts' matrices
     expert_bias: bool = False
@@ -91,6 +94,8 @@ class Experts(FeedForward):
             yield TensorSpec(moe.bias_name, (n_expert,), optional=moe.bias is None)
         if moe.shared and (width := self.n_ff_shexp(il)):
             yield from self.dense_tensors(width, "_shexp")
+        if moe.shared_gate:
+            yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
 
     def n_ff_exp(self, il: int) -> int:
         """Return an expert's width."""
@@ -116,8 +121,17 @@ class Experts(FeedForward):
         return self.named(out, "ffn_out", il)
 
     def shared_expert(self, x: Tensor, il: int) -> Tensor:
-        """Compute the experts that all tokens share."""
-        return self.named(self.ffn(x, f"blk.{il}", il, "_shexp"), "ffn_shexp", il)
+        """Compute the experts that all tokens share, and weigh them for each token where they have a gate."""
+        out = self.named(self.ffn(x, f"blk.{il}", il, "_shexp"), "ffn_shexp", il)
+        weight = self.w.get(f"blk.{il}.ffn_gate_inp_shexp.weight")
+        if weight is None:
+            return out
+        gate = self.shared_weight(self.g.mul_mat(weight, x), il)
+        return self.named(self.g.mul(out, gate), "ffn_shexp_out", il)
+
+    def shared_weight(self, score: Tensor, il: int) -> Tensor:
+        """Turn a token's score, [1, n_tokens], into the weight of the shared experts."""
+        return self.g.sigmoid(score)
 
     def experts(self, x: Tensor, il: int, logits: Tensor | None = None) -> Tensor:
         """Route each token to its best experts and add up their weighted outputs, [n_embd, n_tokens]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["ChatGLM", "Glm4", "Glm4Moe"]
 
@@ -33,8 +33,7 @@ class Glm4Moe(Decoder):
 
     name = "glm4moe"
     keys = {
-        "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False, "expert_gating_func": 0, "rope_sections": (),
+        **ROUTER, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "rope_sections": (),
     }  # fmt: skip
     partial_rope = True
     nextn = True

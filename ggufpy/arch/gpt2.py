@@ -15,8 +15,6 @@ __all__ = [
     "StableLM", "StarCoder", "StarCoder2",
 ]  # fmt: skip
 
-N_LAYER_7B, N_LAYER_13B = 32, 40
-
 
 class GPT2(Decoder):
     """GPT-2: positions are embedded like tokens."""
@@ -25,8 +23,8 @@ class GPT2(Decoder):
     norm = "layer"
     norm_bias: ClassVar[Presence] = True
     learned_positions: ClassVar[Presence] = True
-    rope = None
-    qkv_fused = True
+    rope: ClassVar[int | None] = None
+    qkv_fused: ClassVar[Presence] = True
     qkv_bias: ClassVar[Presence] = True
     output_bias: ClassVar[Presence] = True
     ffn_gate = False
@@ -117,38 +115,28 @@ class Falcon(Decoder):
         return normed
 
 
-class GPTNeoX(Decoder):
-    """GPT-NeoX and Pythia: biases everywhere, part of each head rotates; the FFN may come after attention."""
+class GPTNeoX(GPT2):
+    """GPT-NeoX and Pythia: part of each head rotates; attention and FFN stand side by side if the file says so."""
 
     name = "gptneox"
     keys = {"use_parallel_residual": REQUIRED}
-    norm = "layer"
-    norm_bias = True
+    learned_positions = False
     tie = False
     rope = NEOX
     partial_rope = True
-    qkv_fused = True
-    qkv_bias = True
-    output_bias = True
     parallel = "ffn + x"
     tiny = {"use_parallel_residual": True}
     tiny_variants = {"serial": {"use_parallel_residual": False}}
-    ffn_gate = False
-    ffn_bias = True
-    activation = "gelu"
 
 
-class StarCoder2(Decoder):
-    """StarCoder 2: biases everywhere and a plain FFN with GELU."""
+class StarCoder2(GPT2):
+    """StarCoder 2: rotation instead of embedded positions; q, k and v may be separate."""
 
     name = "starcoder2"
-    norm = "layer"
-    norm_bias = True
+    learned_positions = False
     rope = NEOX
-    output_bias: ClassVar[Presence] = True
-    ffn_gate = False
-    ffn_bias: ClassVar[Presence] = True
-    activation = "gelu"
+    qkv_fused = None
+    qkv_bias = None
 
 
 class CodeShell(StarCoder2):
@@ -189,14 +177,20 @@ class PocketTTS(StarCoder2):
     ffn_bias = False
 
 
-class StableLM(Decoder):
-    """StableLM: a gated FFN; the 12B normalizes each query and key head, and its FFN takes what attention takes."""
+class Orion(Decoder):
+    """Orion: Llama with LayerNorm, biases in it, and rotation by halves."""
 
-    name = "stablelm"
+    name = "orion"
     norm = "layer"
     norm_bias = True
     tie = False
     rope = NEOX
+
+
+class StableLM(Orion):
+    """StableLM: Orion; the 12B normalizes each query and key head, and its FFN takes what attention takes."""
+
+    name = "stablelm"
     partial_rope = True
     lacking = ("ffn_norm.weight", "ffn_norm.bias")
     qk_norm = "heads"
@@ -204,13 +198,3 @@ class StableLM(Decoder):
 
     def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
         return super().ffn_input(h, normed, il) if f"blk.{il}.ffn_norm.weight" in self.w else normed
-
-
-class Orion(Decoder):
-    """Orion: LayerNorm with biases."""
-
-    name = "orion"
-    norm = "layer"
-    norm_bias = True
-    tie = False
-    rope = NEOX

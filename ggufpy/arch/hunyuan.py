@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["HunyuanDense", "HunyuanMoe", "HunyuanVL", "HyV3"]
 
@@ -52,10 +52,7 @@ class HyV3(Decoder):
     """Hunyuan 3: norms before the rotation, leading dense layers, a router that the file describes."""
 
     name = "hy_v3"
-    keys = {
-        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "expert_gating_func": 0, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False,
-    }  # fmt: skip
+    keys = {**ROUTER, "n_ff_exp": REQUIRED, "n_ff_shexp": 0}
     nextn = True
     rope = NEOX
     qk_norm = "head"

@@ -33,7 +33,6 @@ class Lfm2(Hybrid):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if c.n_head[0] * c.n_embd_head_k != c.n_embd:
             yield f"attention.key_length: {c.n_head[0]} heads of {c.n_embd_head_k} do not make {c.n_embd}"
         if not c.causal_attn:

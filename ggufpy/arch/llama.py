@@ -109,7 +109,6 @@ class Llama4(Decoder):
     }
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if not self.c.n_swa:
             yield "attention.sliding_window: 0 (no windows) is not supported"
 
@@ -141,7 +140,6 @@ class Baichuan(Decoder):
     tiny_variants = {"alibi": {"n_layer": N_LAYER_13B}}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if self.c.n_layer not in (N_LAYER_7B, N_LAYER_13B):
             yield f"block_count: expected {N_LAYER_7B} or {N_LAYER_13B}, found {self.c.n_layer}"
 

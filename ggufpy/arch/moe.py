@@ -73,7 +73,6 @@ class Grok(Decoder):
     tiny_variants = {"grok-1": {"without": "ffn_gate ffn_up ffn_down"}, "newer-norm": {"has": "post_ffw_norm.weight"}}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if not self.c.attn_logit_softcapping:
             yield "attn_logit_softcapping: expected more than 0"
 

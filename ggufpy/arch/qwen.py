@@ -92,7 +92,6 @@ class Qwen3TTS(Qwen3VL):
     tiny = {"n_vocab": N_VOCAB_TALKER + 64}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if self.c.n_vocab < N_VOCAB_TALKER:
             yield f"tokenizer.ggml.tokens: expected {N_VOCAB_TALKER} or more, found {self.c.n_vocab}"
 
@@ -116,18 +115,11 @@ class Qwen2Moe(Decoder):
     keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
     tie = False
     rope = NEOX
-    moe = Moe(normalize=False, split_ff=True, shared="dense")
+    moe = Moe(normalize=False, split_ff=True, shared="dense", shared_gate=True)
 
-    def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().moe_tensors(il, has)
-        yield TensorSpec("ffn_gate_inp_shexp.weight", (self.c.n_embd,))
-
-    def shared_expert(self, x: Tensor, il: int) -> Tensor:
-        """Weigh the shared experts by the sigmoid of a scalar, which llama.cpp computes as silu(x) / x."""
-        g = self.g
-        score = g.mul_mat(self.w[f"blk.{il}.ffn_gate_inp_shexp.weight"], x)
-        gate = self.named(g.div(g.silu(score), score), "ffn_shexp_gate", il)
-        return self.named(g.mul(super().shared_expert(x, il), gate), "ffn_shexp_out", il)
+    def shared_weight(self, score: Tensor, il: int) -> Tensor:
+        """Compute the sigmoid as llama.cpp does here: silu(x) / x."""
+        return self.named(self.g.div(self.g.silu(score), score), "ffn_shexp_gate", il)
 
 
 class Qwen3Moe(Decoder):
@@ -160,7 +152,6 @@ class GroveMoe(Qwen3Moe):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if c.n_expert and c.n_expert // c.n_group_experts < c.n_expert_used:
             yield f"experts_per_group {c.n_group_experts}: there are fewer groups than expert_used_count"
         if c.n_expert_groups > 1:

@@ -40,7 +40,6 @@ class DeltaNet(Hybrid):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if c.ssm_d_inner != c.ssm_d_state * c.ssm_dt_rank:
             yield f"ssm.inner_size: expected {c.ssm_dt_rank} heads of {c.ssm_d_state}, found {c.ssm_d_inner}"
         if c.ssm_dt_rank % c.ssm_n_group:
@@ -179,15 +178,7 @@ class _Experts(DeltaNet):
     """Experts in every layer, and shared ones that a gate of their own weighs for each token."""
 
     keys = {**DeltaNet.SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
-    moe = Moe(split_ff=True, shared="dense", fused=True, scale=True)
-
-    def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().moe_tensors(il, has)
-        yield TensorSpec("ffn_gate_inp_shexp.weight", (self.c.n_embd,))
-
-    def shared_expert(self, x: Tensor, il: int) -> Tensor:
-        score = self.g.mul_mat(self.w[f"blk.{il}.ffn_gate_inp_shexp.weight"], x)
-        return self.g.mul(super().shared_expert(x, il), self.g.sigmoid(score))
+    moe = Moe(split_ff=True, shared="dense", shared_gate=True, fused=True, scale=True)
 
 
 class Qwen35Moe(_Experts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from ggufpy.arch.config import MAX_LAYERS, REQUIRED, Config
 from ggufpy.arch.decoder import NEOX, Decoder, GraphInputs, Has, Rope
@@ -30,17 +31,13 @@ class Deci(Decoder):
     ffn_bias = None
     tiny_variants = {
         "thinned": {
-            "n_layer": 5,
-            "n_head": [4, 0, 4, 4, 2],
-            "n_head_kv": [2, 0, 0, 4, 1],
-            "n_ff": [192, 96, 64, 0, 192],
+            "n_layer": 5, "n_head": [4, 0, 4, 4, 2], "n_head_kv": [2, 0, 0, 4, 1], "n_ff": [192, 96, 64, 0, 192],
         },
         "thinned-end": {"n_head": [4, 4, 0], "n_head_kv": [2, 2, 0]},
         "linear-end": {"n_head": [4, 4, 4], "n_head_kv": [2, 2, 0], "bias": True},
-    }
+    }  # fmt: skip
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if not self.c.n_ff[-1]:
             yield "feed_forward_length: the last layer must have an FFN"
 
@@ -87,22 +84,14 @@ class Nanbeige(Decoder):
 
     def check(self) -> Iterator[str]:
         c = self.c
-        yield from super().check()
         if c.n_layer * c.n_loops > MAX_LAYERS:
             yield f"block_count times num_loops: expected at most {MAX_LAYERS}, found {c.n_layer * c.n_loops}"
 
     def adjust(self) -> Config:
         """Count each run through a layer as a layer."""
-        c = self.c
-        n = c.n_loops
-        return replace(
-            c,
-            n_layer=c.n_layer * n,
-            n_head=c.n_head * n,
-            n_head_kv=c.n_head_kv * n,
-            n_ff=c.n_ff * n,
-            is_swa=c.is_swa * n,
-        )
+        names = ("n_head", "n_head_kv", "n_ff", "is_swa")
+        runs: dict[str, Any] = {name: getattr(self.c, name) * self.c.n_loops for name in names}
+        return replace(self.c, n_layer=self.c.n_layer * self.c.n_loops, **runs)
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         if il < self.n_block:
@@ -110,17 +99,12 @@ class Nanbeige(Decoder):
 
     def __init__(self, c: Config, inputs: GraphInputs | None = None) -> None:
         super().__init__(c, inputs)
-        n = self.n_block = c.n_layer // c.n_loops
-        if not inputs:
-            return
-        names = {il: f"blk.{il % n}." for il in range(n, c.n_layer)}
-        again = {
-            f"blk.{il}.{name.removeprefix(blk)}": weight
-            for il, blk in names.items()
-            for name, weight in self.w.items()
-            if name.startswith(blk)
-        }
-        self.w = {**self.w, **again}
+        self.n_block = c.n_layer // c.n_loops
+        if inputs:
+            self.w = dict(inputs.weights)
+            for name in [name for name in self.w if name.startswith("blk.")]:
+                _, il, role = name.split(".", 2)
+                self.w |= {f"blk.{again}.{role}": self.w[name] for again in range(int(il), c.n_layer, self.n_block)}
 
     def layer(self, x: Tensor, il: int) -> Tensor:
         x = super().layer(x, il)
@@ -174,7 +158,6 @@ class Chameleon(Decoder):
     tiny = {"n_vocab": END_OF_IMAGE_TOKENS + 64}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if self.c.n_vocab < END_OF_IMAGE_TOKENS:
             yield f"tokenizer.ggml.tokens: expected {END_OF_IMAGE_TOKENS} or more, found {self.c.n_vocab}"
 

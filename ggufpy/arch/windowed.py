@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Moe, f32
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, ROUTER, Decoder, Moe, f32
 from ggufpy.graph import Tensor
 
 __all__ = ["AfMoe", "Laguna", "MiMo2", "MuseGlimmer", "Spark25", "Step35"]
@@ -18,8 +18,8 @@ class AfMoe(Decoder):
 
     name = "afmoe"
     keys = {
-        "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_gating_func": 0,
-        "expert_weights_scale": 0.0, "expert_weights_norm": False, "n_swa": REQUIRED, "rope_freq_base_swa": 0.0,
+        **ROUTER, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_swa": REQUIRED,
+        "rope_freq_base_swa": 0.0,
     }  # fmt: skip
     swa_period = 4
     swa_rope = "scaled"
@@ -41,9 +41,8 @@ class Laguna(Decoder):
 
     name = "laguna"
     keys = {
-        "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 1,
-        "expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False, "n_swa": 0,
-        "rope_freq_base_swa": 0.0, "n_rot_swa": 0,
+        **ROUTER, "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 1,
+        "n_swa": 0, "rope_freq_base_swa": 0.0, "n_rot_swa": 0,
     }  # fmt: skip
     swa_period = 4
     swa_dense_first = True
@@ -89,9 +88,8 @@ class Step35(Decoder):
 
     name = "step35"
     keys = {
-        "n_ff_exp": REQUIRED, "n_ff_shexp": REQUIRED, "expert_gating_func": 0, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False, "n_swa": REQUIRED, "rope_freq_base_swa": 10000.0, "n_rot_swa": 0,
-        "swiglu_clamp_exp": (), "swiglu_clamp_shexp": (),
+        **ROUTER, "n_ff_exp": REQUIRED, "n_ff_shexp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 10000.0,
+        "n_rot_swa": 0, "swiglu_clamp_exp": (), "swiglu_clamp_shexp": (),
     }  # fmt: skip
     swa_period = None
     partial_rope = True
@@ -110,7 +108,6 @@ class Step35(Decoder):
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1], "n_embd_head_k": 32}}
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
         if self.c.n_rot % 4:
             yield f"rope.dimension_count: expected a multiple of 4, found {self.c.n_rot}"
 
