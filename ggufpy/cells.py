@@ -96,6 +96,20 @@ class Cells:
             self.remove(row, 0, position + 1)
         self.head = last + 1
 
+    def room_behind(self, n: int, limit: int) -> int:
+        """Return how many times n tokens go behind the last cell, below the limit, as `find` would place them."""
+        behind = self.head == self.end and self.head <= self.used + 2 * n
+        return max(0, min(len(self.pos), limit) - self.end) // n if behind else 0
+
+    def append(self, row: int, position: int) -> int:
+        """Put a token into the cell behind the last one in use, where there is one; returns the cell."""
+        cell = self.end
+        self.pos[cell] = position
+        self.has[row, cell] = True
+        self.used += 1
+        self.head = self.end = cell + 1
+        return cell
+
     def remove(self, row: int, p0: int, p1: int) -> None:
         """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
         pos = self.pos[: self.end]

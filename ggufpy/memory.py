@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy._ffi.lib import C, ffi
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
 from ggufpy.batch import IntArray, MicroBatch
-from ggufpy.cells import BoolArray, Cells, Window
+from ggufpy.cells import Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Inputs, Tensor
+from ggufpy.graph import NO_LIMIT, Context, Graph, Inputs, Tensor, mask_writer
 from ggufpy.states import Rows, StateCache, StateInputs
 
 __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
@@ -29,7 +27,6 @@ __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMe
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
-NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -126,6 +123,13 @@ class KVCache:
             cells.place(found, ubatch.positions[start : start + n], runs)
             end, start = max(end, cells.end), start + n
         placement.n_kv = min(self.size, max(N_KV_PAD, -(-end // N_KV_PAD) * N_KV_PAD))
+
+    def room_behind(self, placement: Placement) -> int:
+        """Return how often a placement can be repeated in the cells behind it without a graph that looks further."""
+        if self.transposed_v:
+            return 0
+        used = zip(placement.streams, placement.cells, strict=True)
+        return min(self.cells[stream].room_behind(len(cells), placement.n_kv) for stream, cells in used)
 
     def snapshot(self) -> list[Cells]:
         """Return who has which cell, to `restore` it."""
@@ -273,7 +277,7 @@ class KVInputs:
 
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the inputs for a micro-batch of the shape this graph was built for."""
-        cache, (k_idxs, v_idxs, mask) = self.cache, self._arrays
+        cache, (k_idxs, v_idxs, _) = self.cache, self._arrays
         start = 0
         for stream, cells in zip(placement.streams, placement.cells, strict=True):
             k_idxs[start : start + len(cells)] = cells + stream * cache.size if stream else cells
@@ -287,35 +291,47 @@ class KVInputs:
             v_idxs[:] = (np.concatenate(first)[:, None] + steps).reshape(-1)
         else:
             v_idxs[:] = k_idxs
-        window, start = cache.window, 0
-        before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
-        after = 0 if cache.options.causal else NO_LIMIT
-        for seq_id, n in ubatch.runs:
-            stream, row = cache.stream_row(seq_id)
-            owned, part = cache.cells[stream], slice(start, start + n)
-            write_mask(
-                mask[part], owned.pos, owned.has[row], ubatch.positions[part], before, after, chunk, cache.options.alibi
-            )
-            start += n
+        for write_mask in self._masks(ubatch.runs, ubatch.positions):
+            write_mask()
         for array, matrix in self._rotations:
             array[:] = matrix
 
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Return a function that places and writes one more token of each sequence, behind the last, at `positions`.
 
-def write_mask(
-    mask: npt.NDArray[Any], cells: IntArray, has: BoolArray, positions: IntArray,
-    before: int, after: int, chunk: int = 0, alibi: bool = False,
-) -> None:  # fmt: skip
-    """Write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells]: 0 or minus the distance, -inf for the unseen.
+        It may be called as often as `room_behind` says, with other values in the same array.
+        """
+        (k_idxs, v_idxs, _), rotations, masks = self._arrays, self._rotations, self._masks(runs, positions)
+        owners = []
+        for i, (seq_id, _) in enumerate(runs):
+            stream, row = self.cache.stream_row(seq_id)
+            owners.append((i, self.cache.cells[stream], row, stream * self.cache.size))
 
-    A token sees cells that the sequence `has`, with positions from `before` its own (or the start of its `chunk`) on
-    to `after` behind its own. Arrays are contiguous; `cells` and `has` may be longer than rows.
-    """
-    n, n_cells = mask.shape
-    pointer = ffi.from_buffer
-    C.ggufpy_write_mask(
-        pointer(mask), mask.itemsize == 2, pointer("int32_t[]", cells), pointer("bool[]", has), n_cells,
-        pointer("int32_t[]", positions), n, before, after, chunk, alibi,
-    )  # fmt: skip
+        def follow() -> None:
+            for i, cells, row, base in owners:
+                k_idxs[i] = base + cells.append(row, positions[i])
+            if v_idxs is not None:
+                v_idxs[:] = k_idxs
+            for write_mask in masks:
+                write_mask()
+            for array, matrix in rotations:
+                array[:] = matrix
+
+        return follow
+
+    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[Callable[[], None]]:
+        """Return what writes each sequence's part of the mask."""
+        cache, mask, start, writers = self.cache, self._arrays[2], 0, []
+        window, options = cache.window, cache.options
+        before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
+        after = 0 if options.causal else NO_LIMIT
+        for seq_id, n in runs:
+            stream, row = cache.stream_row(seq_id)
+            cells, part = cache.cells[stream], slice(start, start + n)
+            limits = before, after, chunk, options.alibi
+            writers.append(mask_writer(mask[part], cells.pos, cells.has[row], positions[part], *limits))
+            start += n
+        return writers
 
 
 class Memory:
@@ -367,6 +383,11 @@ class Memory:
         """Make the inputs of a graph for micro-batches of a shape."""
         pairs = zip(self.caches, placements, strict=True)
         return [cache.inputs(g, placement, n_tokens) for cache, placement in pairs]  # type: ignore[arg-type]
+
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Return how often a micro-batch's placements can be repeated behind it with the graph they have."""
+        pairs = zip(self.caches, placements, strict=True)
+        return min(cache.room_behind(placement) for cache, placement in pairs)  # type: ignore[arg-type]  # each its own
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
@@ -441,6 +462,10 @@ class CallInputs:
         """Find the array to write the mask through, once it has memory."""
         self._array = inputs.array(self.mask).reshape(self.mask.ne[1], -1)
 
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Refuse: there is never room behind."""
+        raise NotImplementedError
+
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the mask: tokens see those of their sequence, within half a window to both sides where there is one."""
         options, n_swa, positions = self.cache.options, self.cache.n_swa, ubatch.positions
@@ -450,7 +475,8 @@ class CallInputs:
         for _, n in ubatch.runs:
             part, mine = slice(start, start + n), np.zeros(len(positions), np.bool_)
             mine[part] = True
-            write_mask(self._array[part], positions, mine, positions[part], before, after, alibi=options.alibi)
+            limits = before, after, 0, options.alibi
+            mask_writer(self._array[part], positions, mine, positions[part], *limits)()
             start += n
 
 
@@ -474,6 +500,10 @@ class NoMemory:
     def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CallInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [CallInputs(g, cache, n_tokens) for cache in self.caches]
+
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Have none, as nothing stays."""
+        return 0
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Find room for anything."""

@@ -11,7 +11,7 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -138,9 +138,46 @@ class _Run:
 
     def result(self) -> FloatArray:
         """Return the logits or embeddings, [n_outputs, width], valid until the next computation."""
+        if self.in_place is not None:
+            return self.in_place
         assert self.output is not None
-        rows = self.output.get() if self.in_place is None else self.in_place
-        return rows.reshape(-1, self.output.ne[0])
+        rows: FloatArray = self.output.get().reshape(-1, self.output.ne[0])
+        return rows
+
+
+@dataclass(slots=True)
+class _Step:
+    """How to give each sequence of the last computation one more token, with its graph, at little cost."""
+
+    runs: list[tuple[int, int]]
+    positions: IntArray
+    out_ids: IntArray
+    followers: list[Callable[[], None]]
+    left: int  # how many times
+
+    def tokens_of(self, items: Sequence[Any], n_vocab: int) -> list[int] | None:
+        """Return the tokens of a batch if it is one for each of these sequences, with its logits; otherwise None."""
+        if not self.left or len(items) != len(self.runs):
+            return None
+        tokens = []
+        for item, (expected, _) in zip(items, self.runs, strict=True):
+            if type(item) is not tuple or len(item) != 3:
+                return None
+            seq_id, ids, wanted = item
+            single = len(ids) == 1 if type(ids) is list else type(ids) is np.ndarray and ids.shape == (1,)
+            if (
+                not single
+                or type(seq_id) is not int
+                or seq_id != expected
+                or type(wanted) is not str
+                or wanted != "last"
+            ):
+                return None
+            token = ids[0]
+            if type(token) not in (int, np.int32, np.int64) or not 0 <= token < n_vocab:
+                return None
+            tokens.append(int(token))
+        return tokens
 
 
 class Session:
@@ -190,6 +227,7 @@ class Session:
         self._alone = arch.cacheless or not config.causal_attn  # a call's tokens have to be computed together
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._run: _Run | None = None
+        self._step: _Step | None = None
         self._closed = False
         _open_sessions.add(self)
 
@@ -239,15 +277,19 @@ class Session:
         `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
         """
         items = tuple(batch)  # before the lock: the caller's iterator may ask this session
-        for i, item in enumerate(items):
-            if not isinstance(item, (tuple, list)) or len(item) != 3:
-                raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
         with self._lock:
             self._check_open()
             if not self._arch.logits:
                 raise UnsupportedArchitectureError(
                     f"{self._config.architecture} models give no logits, see Session.embed"
                 )
+            if self._step is not None and (tokens := self._step.tokens_of(items, self._config.n_vocab)):
+                rows = self._follow(self._step, tokens)
+                each = [rows] if len(tokens) == 1 else [rows[i : i + 1] for i in range(len(tokens))]
+                return [row.copy() for row in each] if copy else each
+            for i, item in enumerate(items):
+                if not isinstance(item, (tuple, list)) or len(item) != 3:
+                    raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
             parts = [self._part(*item) for item in items]
             if len(parts) > 1 and len({part.seq_id for part in parts}) < len(parts):
                 raise ValueError(
@@ -281,7 +323,7 @@ class Session:
                 placements = self._memory.place(ubatch)
                 if placements is None:
                     raise self._no_room([part])
-                pooled: FloatArray = self._compute(ubatch, placements, pooling)[0].copy()
+                pooled: FloatArray = self._run_micro_batch(ubatch, placements, pooling)[0].copy()
                 return pooled
             finally:
                 self._memory.trim(part.seq_id, 0)
@@ -301,13 +343,36 @@ class Session:
                 self._forget_unfinished([part.seq_id for part in parts])
                 raise
 
+    def _follow(self, step: _Step, tokens: list[int]) -> FloatArray:
+        """Give each sequence of the last computation one more token; returns their rows in place."""
+        run = cast(_Run, self._run)
+        step.left -= 1
+        for i, (seq_id, _) in enumerate(step.runs):
+            run.tokens[i] = tokens[i]
+            step.positions[i] = len(self._tokens[seq_id])
+        try:
+            run.positions[:] = _planes(step.positions, self._n_planes)
+            for array, values in run.derived:
+                array[:] = values(step.positions)
+            if run.out_ids is not None:
+                run.out_ids[:] = step.out_ids
+            for follow in step.followers:
+                follow()
+            self._compute(run)
+        except BaseException:
+            self._forget_unfinished([seq_id for seq_id, _ in step.runs])
+            raise
+        for (seq_id, _), token in zip(step.runs, tokens, strict=True):
+            self._tokens[seq_id].append(token)
+        return run.result()
+
     def _advance(self, parts: list[Part], pieces: list[Piece], output: Output, copy: bool) -> None:
         """Place one micro-batch, compute it, and note its tokens and rows."""
         ubatch = micro_batch(parts, pieces)
         placements = self._memory.place(ubatch)
         if placements is None:
             raise self._no_room(parts)
-        rows, start = self._compute(ubatch, placements, output), 0
+        rows, start = self._run_micro_batch(ubatch, placements, output), 0
         for i, first, last in pieces:
             part = parts[i]
             if not self._arch.cacheless:
@@ -315,13 +380,24 @@ class Session:
             stop = start + len(part.wanted_in(first, last))
             part.add(rows[start:stop], copy=copy)
             start = stop
+        if output == "logits" and len(ubatch.tokens) == len(pieces) == start:
+            self._remember(ubatch, placements)
+
+    def _remember(self, ubatch: MicroBatch, placements: list[Place]) -> None:
+        """Prepare for one more token of each sequence of a micro-batch of one token each."""
+        caches, runs, positions = cast(_Run, self._run).caches, ubatch.runs, ubatch.positions
+        left = min(self.n_ctx_seq, self._n_positions) - 1 - int(positions.max())
+        left = min(left, self._memory.room_behind(placements))
+        if left > 0:
+            followers = [cache.follower(runs, positions) for cache in caches]
+            self._step = _Step(runs, positions, ubatch.out_ids, followers, left)
 
     def _forget_unfinished(self, seq_ids: list[int]) -> None:
         """Give back the cells of tokens that were placed but not computed, whatever stopped that.
 
         A sequence whose state these tokens may have touched is left empty.
         """
-        self._run = None
+        self._run = self._step = None
         for seq_id in seq_ids:
             try:
                 self._memory.trim(seq_id, len(self._tokens[seq_id]))
@@ -363,10 +439,11 @@ class Session:
 
     # ----------------------------------------------------------------------------------------------- one computation
 
-    def _compute(self, ubatch: MicroBatch, placements: list[Place], output: Output) -> FloatArray:
+    def _run_micro_batch(self, ubatch: MicroBatch, placements: list[Place], output: Output) -> FloatArray:
         """Run one micro-batch that has its cells; returns its rows in place, valid until the next computation."""
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
+        self._step = None
         if self._run is None or self._run.key != key:
             self._build(key, output, n_tokens, n_outputs, placements)
         run = cast(_Run, self._run)
@@ -380,16 +457,18 @@ class Session:
             run.pool[:] = _pool(output, n_tokens)
         for cache, placement in zip(run.caches, placements, strict=True):
             cache.set(ubatch, placement)  # type: ignore[arg-type]  # each its own
+        self._compute(run)
+        return np.empty((0, self._config.n_vocab), np.float32) if run.output is None else run.result()
+
+    def _compute(self, run: _Run) -> None:
+        """Compute a graph whose inputs are written."""
         run.inputs.send()
-        self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
+        self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
         if not self._scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
                 self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
-        if run.output is None:
-            return np.empty((0, self._config.n_vocab), np.float32)
-        return run.result()
 
     def _build(
         self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Place]
@@ -431,7 +510,9 @@ class Session:
         if result is not None:
             g.output(result)
         self._scheduler.alloc(graph)
-        in_place = result.numpy_view() if result is not None and len(self._backends) == 1 else None
+        in_place = None
+        if result is not None and len(self._backends) == 1:
+            in_place = result.numpy_view().reshape(-1, result.ne[0])
         arrays = Inputs()
         for cache in caches:
             cache.attach(arrays)
@@ -466,6 +547,7 @@ class Session:
         with self._lock:
             self._check_open()
             seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
+            self._step = None
             self._memory.trim(seq_id, n)
             del self._tokens[seq_id][n:]
 
@@ -474,6 +556,7 @@ class Session:
         with self._lock:
             self._check_open()
             src, dst = self._seq(src), self._seq(dst)
+            self._step = None
             if src != dst:
                 self._memory.fork(src, dst)
                 self._tokens[dst] = self._tokens[src].copy()
@@ -482,6 +565,7 @@ class Session:
         """Forget a sequence, or all of them; the latter is as good as a new session, to the last bit."""
         with self._lock:
             self._check_open()
+            self._step = None
             if seq_id is None:
                 self._memory.clear()
             else:
@@ -506,7 +590,7 @@ class Session:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._run = None
+                self._run = self._step = None
                 self._scheduler.close()
                 for backend in self._backends:
                     backend.close()

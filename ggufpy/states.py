@@ -86,6 +86,10 @@ class StateCache:
             self.rows[seq_id] = row
             self.n_past[seq_id] += n
 
+    def room_behind(self, rows: Rows) -> int:
+        """Return how often a placement can be repeated: without end, as it keeps its rows."""
+        return 2**31 - 1
+
     def snapshot(self) -> tuple[list[int], list[int]]:
         """Return who has which row, to `restore` it."""
         return self.rows.copy(), self.n_past.copy()
@@ -154,3 +158,15 @@ class StateInputs:
         """Write the inputs for a micro-batch of the shape this graph was built for."""
         read, write = self._arrays
         read[:], write[:] = rows.read, rows.write
+
+    def follower(self, runs: Sequence[tuple[int, int]], positions: npt.NDArray[np.int32]) -> Callable[[], None]:
+        """Return a function that writes the inputs for one more token of each sequence, of those last placed."""
+        (read, write), n_past = self._arrays, self.cache.n_past
+        rows = [self.cache.rows[seq_id] for seq_id, _ in runs]
+
+        def follow() -> None:
+            read[:] = write[:] = rows
+            for seq_id, _ in runs:
+                n_past[seq_id] += 1
+
+        return follow

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ggufpy.cells import Cells, Window
-from ggufpy.memory import NO_LIMIT, _hadamard, _largest_rotation, write_mask
+from ggufpy.graph import NO_LIMIT, mask_writer
+from ggufpy.memory import _hadamard, _largest_rotation
 
 SIZE, ROWS = 48, 3
 
@@ -118,7 +119,8 @@ def visible(
     for dtype in (np.float16, np.float32):
         for alibi in (False, True):
             mask = np.full((len(positions), n_cells), np.nan, dtype)
-            write_mask(mask, cells.pos, cells.has[row], np.array(positions, np.int32), before, after, chunk, alibi)
+            owned, wanted = cells.has[row], np.array(positions, np.int32)
+            mask_writer(mask, cells.pos, owned, wanted, before, after, chunk, alibi)()
             distance = np.abs(cells.pos[:n_cells] - np.array(positions)[:, None]) if alibi else 0
             assert np.array_equal(mask, np.where(np.isneginf(mask), -np.inf, -distance * 1.0))
             seen.append((~np.isneginf(mask)).astype(int).tolist())
