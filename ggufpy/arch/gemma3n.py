@@ -33,12 +33,11 @@ class SharedCache(Gemma):
     query_tensors: ClassVar[tuple[str, ...]] = ("attn_q.weight", "attn_qkv.weight", "attn_q_norm.weight")
     """What queries are made of in layers without keys and values; files may have more."""
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not any(c.is_swa):
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not any(self.c.is_swa):
             yield "attention.sliding_window: expected a window, and layers with it"
-        c = cls.adjust(c)
+        c = self.adjust()
         if c.n_layer_kv < min(2, c.n_layer):
             yield f"attention.shared_kv_layers: expected at most {max(0, c.n_layer - 2)}, found {c.n_layer_kv_shared}"
             return
@@ -46,14 +45,13 @@ class SharedCache(Gemma):
             if (c.is_swa[il], c.n_head_kv[il]) != (c.is_swa[other], c.n_head_kv[other]):
                 yield f"layers {il} and {other} share a cache: expected the same window and head_count_kv"
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().attention_tensors(c, il, has):
-            needed = c.kv_layer(il) == il or spec.name.startswith("attn_output") or spec.name in cls.query_tensors
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        own = self.c.kv_layer(il) == il
+        for spec in super().attention_tensors(il, has):
+            needed = own or spec.name.startswith("attn_output") or spec.name in self.query_tensors
             yield spec if needed else replace(spec, unused=True)
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         return 1.0
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,21 +74,20 @@ class LayerEmbeddings(SharedCache):
 
     of_layers: Tensor | None = None  # [n_embd_per_layer, n_tokens, n_layer]
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
+    def outer_tensors(self) -> Iterator[TensorSpec]:
+        yield from super().outer_tensors()
+        c = self.c
         if n := c.n_embd_per_layer:
             yield TensorSpec("per_layer_token_embd.weight", (n * c.n_layer, c.n_vocab), indexed=True)
             yield TensorSpec("per_layer_model_proj.weight", (c.n_embd, n * c.n_layer))
             yield TensorSpec("per_layer_proj_norm.weight", (n,))
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        if n := c.n_embd_per_layer:
-            yield TensorSpec("inp_gate.weight", (c.n_embd, n))
-            yield TensorSpec("proj.weight", (n, c.n_embd))
-            yield TensorSpec("post_norm.weight", (c.n_embd,))
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        if n := self.c.n_embd_per_layer:
+            yield TensorSpec("inp_gate.weight", (self.c.n_embd, n))
+            yield TensorSpec("proj.weight", (n, self.c.n_embd))
+            yield from self.norm_tensors("post_norm", self.c.n_embd)
 
     def embed(self) -> Tensor:
         """Look up the tokens' embeddings, and those for each layer, to which projections of the former are added."""
@@ -119,16 +116,14 @@ class LayerEmbeddings(SharedCache):
 class Streams(LayerEmbeddings):
     """Four residual streams side by side (AltUp, arXiv:2301.13310), [n_embd, n_tokens, 4]; layers see the first."""
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
+    def outer_tensors(self) -> Iterator[TensorSpec]:
+        yield from super().outer_tensors()
         for name in ("altup_proj.weight", "altup_unembd_proj.weight"):
-            yield TensorSpec(name, (c.n_embd, c.n_embd, N_STREAMS - 1))
+            yield TensorSpec(name, (self.c.n_embd, self.c.n_embd, N_STREAMS - 1))
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        d, n = c.n_embd, N_STREAMS
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        d, n = self.c.n_embd, N_STREAMS
         coefs = {"predict_coef": (n, n * n), "correct_coef": (n, n), "correct_scale": (d,)}
         for name, shape in {"router": (d, n), "router_norm": (d,), **coefs}.items():
             yield TensorSpec(f"altup_{name}.weight", shape)
@@ -190,16 +185,15 @@ class Gemma3n(Streams):
     tiny = {"n_embd": 64, "n_ff": 256, "n_layer": 25}
     tiny_variants = {"partial-rope": {"n_rot": 8}}
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_layer_kv=min(20, c.n_layer), n_embd_per_layer=256, final_logit_softcapping=30.0)
+    def adjust(self) -> Config:
+        n_layer_kv = min(20, self.c.n_layer)
+        return replace(self.c, n_layer_kv=n_layer_kv, n_embd_per_layer=256, final_logit_softcapping=30.0)
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        yield TensorSpec("laurel_l.weight", (c.n_embd, LAUREL_RANK))
-        yield TensorSpec("laurel_r.weight", (LAUREL_RANK, c.n_embd))
-        yield TensorSpec("laurel_post_norm.weight", (c.n_embd,))
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield TensorSpec("laurel_l.weight", (self.c.n_embd, LAUREL_RANK))
+        yield TensorSpec("laurel_r.weight", (LAUREL_RANK, self.c.n_embd))
+        yield from self.norm_tensors("laurel_post_norm", self.c.n_embd)
 
     def store_only(self, x: Tensor, il: int) -> None:
         super().store_only(self.slice(self.predict(x, il), 0), il)

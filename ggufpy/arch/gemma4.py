@@ -21,22 +21,19 @@ class ScaledLayers(LayerEmbeddings):
 
     moe = Moe(required=False, fused=True, scale=True)
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
         yield TensorSpec("layer_output_scale.weight", (1,), optional=True)
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        return c.n_expert > 0 and (not has or "ffn_gate_inp.weight" in has)
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        return self.c.n_expert > 0 and (not has or "ffn_gate_inp.weight" in has)
 
-    @classmethod
-    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from cls.dense_tensors(c, c.n_ff[il])
-        if cls.is_moe(c, il, has):
-            yield from cls.moe_tensors(c, il, has)
+    def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from self.dense_tensors(self.c.n_ff[il])
+        if self.is_moe(il, has):
+            yield from self.moe_tensors(il, has)
             names = "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight", "ffn_gate_inp.scale"
-            yield from (TensorSpec(name, (c.n_embd,)) for name in names)
+            yield from (TensorSpec(name, (self.c.n_embd,)) for name in names)
 
     def layer(self, x: Tensor, il: int) -> Tensor:
         """Let in the layer's own embeddings after all else, and scale the stream."""
@@ -78,6 +75,7 @@ class Gemma4(ScaledLayers):
     }  # fmt: skip
     swa_period = None
     qkv_bias = False
+    lacking = ("attn_v.weight",)
     query_tensors = (*LayerEmbeddings.query_tensors, "attn_q.scale", "attn_qkv.scale")
     ffn_scale = True
     crop = "last"
@@ -95,26 +93,17 @@ class Gemma4(ScaledLayers):
         "no-softcap": {"final_logit_softcapping": 0.0},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.causal_attn:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.causal_attn:
             yield "attention.causal: expected true"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_layer_kv=c.n_layer - c.n_layer_kv_shared)
+    def adjust(self) -> Config:
+        return replace(self.c, n_layer_kv=self.c.n_layer - self.c.n_layer_kv_shared)
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
-        if not all(c.is_swa):
-            yield TensorSpec("rope_freqs.weight", (c.n_embd_head_k // 2,))
-
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().attention_tensors(c, il, has):
-            yield replace(spec, optional=spec.optional or spec.name == "attn_v.weight")
+    def factor_tensors(self) -> Iterator[TensorSpec]:
+        if not all(self.c.is_swa):
+            yield TensorSpec("rope_freqs.weight", (self.c.n_embd_head_k // 2,))
 
     def factors(self, il: int) -> Tensor | None:
         return None if self.c.is_swa[il] else super().factors(il)
