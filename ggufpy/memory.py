@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy._ffi.lib import C, ffi
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
 from ggufpy.batch import IntArray, MicroBatch
-from ggufpy.cells import BoolArray, Cells, Window
+from ggufpy.cells import Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Inputs, Tensor
+from ggufpy.graph import NO_LIMIT, Context, Graph, Inputs, Tensor, mask_writer
 from ggufpy.states import Rows, StateCache, StateInputs
 
 __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
@@ -29,7 +27,6 @@ __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMe
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
-NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -290,8 +287,8 @@ class KVInputs:
             v_idxs[:] = (np.concatenate(first)[:, None] + steps).reshape(-1)
         else:
             v_idxs[:] = k_idxs
-        for arguments in self._masks(ubatch.runs, ubatch.positions):
-            C.ggufpy_write_mask(*arguments)
+        for write_mask in self._masks(ubatch.runs, ubatch.positions):
+            write_mask()
         for array, matrix in self._rotations:
             array[:] = matrix
 
@@ -311,16 +308,16 @@ class KVInputs:
                 k_idxs[i] = base + cells.append(row, positions[i])
             if v_idxs is not None:
                 v_idxs[:] = k_idxs
-            for arguments in masks:
-                C.ggufpy_write_mask(*arguments)
+            for write_mask in masks:
+                write_mask()
             for array, matrix in rotations:
                 array[:] = matrix
 
         return follow
 
-    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[tuple[Any, ...]]:
-        """Return what `ggufpy_write_mask` is called with for each sequence."""
-        cache, mask, start, calls = self.cache, self._arrays[2], 0, []
+    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[Callable[[], None]]:
+        """Return what writes each sequence's part of the mask."""
+        cache, mask, start, writers = self.cache, self._arrays[2], 0, []
         window, options = cache.window, cache.options
         before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
         after = 0 if options.causal else NO_LIMIT
@@ -328,26 +325,9 @@ class KVInputs:
             stream, row = cache.stream_row(seq_id)
             cells, part = cache.cells[stream], slice(start, start + n)
             limits = before, after, chunk, options.alibi
-            calls.append(mask_arguments(mask[part], cells.pos, cells.has[row], positions[part], *limits))
+            writers.append(mask_writer(mask[part], cells.pos, cells.has[row], positions[part], *limits))
             start += n
-        return calls
-
-
-def mask_arguments(
-    mask: npt.NDArray[Any], cells: IntArray, has: BoolArray, positions: IntArray,
-    before: int, after: int, chunk: int = 0, alibi: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return what `ggufpy_write_mask` takes to write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells].
-
-    A token sees cells that the sequence `has`, with positions from `before` its own (or the start of its `chunk`) on
-    to `after` behind its own: 0 there or minus the distance, -inf elsewhere. Arrays are contiguous and kept alive;
-    `cells` and `has` may be longer than rows.
-    """
-    pointer, (n, n_cells) = ffi.from_buffer, mask.shape
-    return (
-        pointer(mask), mask.itemsize == 2, pointer("int32_t[]", cells), pointer("bool[]", has), n_cells,
-        pointer("int32_t[]", positions), n, before, after, chunk, alibi,
-    )  # fmt: skip
+        return writers
 
 
 class Memory:
@@ -490,10 +470,8 @@ class CallInputs:
         for _, n in ubatch.runs:
             part, mine = slice(start, start + n), np.zeros(len(positions), np.bool_)
             mine[part] = True
-            rows = self._array[part]
-            C.ggufpy_write_mask(
-                *mask_arguments(rows, positions, mine, positions[part], before, after, 0, options.alibi)
-            )
+            limits = before, after, 0, options.alibi
+            mask_writer(self._array[part], positions, mine, positions[part], *limits)()
             start += n
 
 

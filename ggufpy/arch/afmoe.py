@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe, f32
 
 __all__ = ["AfMoe", "Laguna"]
@@ -26,13 +26,11 @@ class AfMoe(Decoder):
     rope = NEOX
     qk_norm = "head"
     attn_gate = "sigmoid"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many")
     tiny = {"n_layer": 4}
 
-    @classmethod
-    def embedding_scale(cls, c: Config) -> float:
-        return f32(math.sqrt(c.n_embd))
+    def embedding_scale(self) -> float:
+        return f32(math.sqrt(self.c.n_embd))
 
 
 class Laguna(Decoder):
@@ -52,8 +50,7 @@ class Laguna(Decoder):
     qk_norm = "head"
     attn_gate = "softplus"
     gate_per = "either"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many")
     tiny_variants = {
         "gate-per-head": {"or_shape": True},
         "heads-per-layer": {"n_head": [4, 2, 8], "n_embd_head_k": 32, "n_embd_head_v": 32, "n_swa": 16},

@@ -21,7 +21,6 @@ class Apertus(Decoder):
     output_bias = None
     qk_norm = "head"
     ffn_gate = False
-    ffn_scale = False
 
     def activate(self, gate: Tensor, up: Tensor | None, il: int) -> Tensor:
         c = self.c

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import Decoder, Has, Moe
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -16,14 +15,12 @@ class Arctic(Decoder):
     """Arctic: experts beside the whole of a dense layer, made of what goes into that layer."""
 
     name = "arctic"
-    ffn_scale = False
     moe = Moe()
 
-    @classmethod
-    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from cls.dense_tensors(c, c.n_embd)
-        yield from cls.norm_tensors("ffn_norm_exps", c.n_embd)
-        yield from cls.moe_tensors(c, il, has)
+    def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from self.dense_tensors(self.c.n_embd)
+        yield from self.norm_tensors("ffn_norm_exps", self.c.n_embd)
+        yield from self.moe_tensors(il, has)
 
     def layer(self, x: Tensor, il: int) -> Tensor:
         blk = f"blk.{il}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.rope import Rotation
 from ggufpy.arch.scaling import f32, inv_sqrt
 from ggufpy.arch.steps import PREC_F32
@@ -16,10 +15,9 @@ from ggufpy.arch.tensors import Has, Presence, TensorSpec, linear
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
-__all__ = ["ALIBI_8", "SelfAttention"]
+__all__ = ["SelfAttention"]
 
 HINT_HADAMARD = 1
-ALIBI_8 = 8.0
 
 
 class SelfAttention(Rotation):
@@ -45,43 +43,42 @@ class SelfAttention(Rotation):
     gate_per: ClassVar[str] = "element"  # or "head", or "either" as the file has it
     scale_query: ClassVar[bool] = False
     """The attention scale multiplies the queries, not the scores."""
+    alibi: ClassVar[float] = 0.0  # the largest slope, if no key gives one
     flash_attn: ClassVar[bool] = True  # False: what bounds the scores has no kernel
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's attention."""
+        c = self.c
         n_head, n_head_kv = c.n_head[il], c.n_head_kv[il]
         widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
-        if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
-            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias, scale=cls.qkv_scale)
-            if cls.qkv_fused is None and cls.qkv_bias is None and "attn_qkv.bias" not in has:
+        if self.qkv_fused or (self.qkv_fused is None and "attn_qkv.weight" in has):
+            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), self.qkv_bias, scale=self.qkv_scale)
+            if self.qkv_fused is None and self.qkv_bias is None and "attn_qkv.bias" not in has:
                 for role, width in widths.items():  # converters have left separate biases beside a fused matrix
                     yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
         else:
             for role, width in widths.items():
-                yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias, scale=cls.qkv_scale)
-        yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, cls.output_bias)
-        if cls.qk_norm:
-            optional = cls.qk_norm_weight is None
+                yield from linear(f"attn_{role}", c.n_embd, width, self.qkv_bias, scale=self.qkv_scale)
+        yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, self.output_bias)
+        if self.qk_norm:
+            optional = self.qk_norm_weight is None
             for role, n in (("q", n_head), ("k", n_head_kv)):
-                shape = {"full": (widths[role],), "heads": (c.n_embd_head_k, n)}.get(cls.qk_norm, (c.n_embd_head_k,))
+                shape = {"full": (widths[role],), "heads": (c.n_embd_head_k, n)}.get(self.qk_norm, (c.n_embd_head_k,))
                 yield TensorSpec(f"attn_{role}_norm.weight", shape, optional, f32=True)
-        if cls.sinks is not False:
-            yield TensorSpec("attn_sinks.weight", (n_head,), optional=cls.sinks is None)
-        if cls.attn_gate:
+        if self.sinks is not False:
+            yield TensorSpec("attn_sinks.weight", (n_head,), optional=self.sinks is None)
+        if self.attn_gate:
             per_element, per_head = (c.n_embd, c.n_embd_head_v * n_head), (c.n_embd, n_head)
-            first, other = (per_head, per_element) if cls.gate_per == "head" else (per_element, per_head)
-            yield TensorSpec("attn_gate.weight", first, or_shape=other if cls.gate_per == "either" else ())
+            first, other = (per_head, per_element) if self.gate_per == "head" else (per_element, per_head)
+            yield TensorSpec("attn_gate.weight", first, or_shape=other if self.gate_per == "either" else ())
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         """Return what scores (or queries) are multiplied by."""
-        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_k)
+        return f32(self.c.attention_scale) or inv_sqrt(self.c.n_embd_head_k)
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
+    def max_alibi_bias(self) -> float:
         """Return the largest slope of ALiBi; 0 for none."""
-        return f32(c.max_alibi_bias)
+        return f32(self.c.max_alibi_bias) or self.alibi
 
     def attention(self, x: Tensor, il: int) -> Tensor:
         """Project, rotate, store in the cache, attend, project back."""
@@ -155,7 +152,7 @@ class SelfAttention(Rotation):
         """Normalize queries and keys where the architecture does, and rotate them by their positions."""
         if self.qk_norm in ("head", "heads"):
             q, k = self.normalize_qk(q, k, il)
-        if self.rotates(self.c, il):
+        if self.rotates(il):
             q, k = self.rotate(q, il), self.rotate(k, il)
         if self.qk_norm == "rotated":
             q, k = self.normalize_qk(q, k, il)
@@ -174,7 +171,7 @@ class SelfAttention(Rotation):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
         """Store K and V and attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
-        scale = self.attention_scale(self.c)
+        scale = self.attention_scale()
         if self.scale_query:
             q, scale = self.g.scale(q, scale), 1.0
         stored = self.store(k, v, il, q)
@@ -185,7 +182,7 @@ class SelfAttention(Rotation):
         d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
         q = g.view_4d(q, d, n_head, n_tokens, n_stream, q.nb[1], q.nb[2], q.nb[2] * n_tokens, 0)
         q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
-        max_bias = self.max_alibi_bias(self.c)
+        max_bias = self.max_alibi_bias()
         sinks = self.w.get(f"blk.{il}.attn_sinks.weight")
         expand = self.w.get(f"blk.{il}.attn_v_b.weight")  # from compressed values to each head's
         if self.inputs.flash_attn:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import ALIBI_8, NEOX, Decoder
+from ggufpy.arch.decoder import NEOX, Decoder
 
 __all__ = ["Baichuan", "Orion"]
 
@@ -17,23 +16,20 @@ class Baichuan(Decoder):
 
     name = "baichuan"
     tie = False
-    ffn_scale = False
+    alibi = 8.0
     tiny = {"n_layer": N_LAYER_7B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1}
     tiny_variants = {"alibi": {"n_layer": N_LAYER_13B}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_layer not in (N_LAYER_7B, N_LAYER_13B):
-            yield f"block_count: expected {N_LAYER_7B} or {N_LAYER_13B}, found {c.n_layer}"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.n_layer not in (N_LAYER_7B, N_LAYER_13B):
+            yield f"block_count: expected {N_LAYER_7B} or {N_LAYER_13B}, found {self.c.n_layer}"
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.n_layer == N_LAYER_7B
+    def rotates(self, il: int) -> bool:
+        return self.c.n_layer == N_LAYER_7B
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
-        return ALIBI_8 if c.n_layer == N_LAYER_13B else 0.0
+    def max_alibi_bias(self) -> float:
+        return self.alibi if self.c.n_layer == N_LAYER_13B else 0.0
 
 
 class Orion(Decoder):
@@ -44,4 +40,3 @@ class Orion(Decoder):
     norm_bias = True
     tie = False
     rope = NEOX
-    ffn_scale = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 from ggufpy.arch.tensors import TensorSpec
 
@@ -19,8 +19,7 @@ class BailingMoe(Decoder):
         "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
     }  # fmt: skip
     tie = False
-    ffn_scale = False
-    moe = Moe(normalize=None, shared=True)
+    moe = Moe(normalize=None, shared="many")
     tiny_variants = {"ignored-keys": {"n_layer_dense_lead": 1}}
 
 
@@ -36,14 +35,11 @@ class BailingMoe2(Decoder):
     qkv_fused = True
     qkv_bias = False
     qk_norm = "head"
-    ffn_scale = False
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="many")
 
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
-        yield from super().nextn_tensors(c)
-        yield TensorSpec("layer_output_norm.weight", (c.n_embd,))
+    def nextn_tensors(self) -> Iterator[TensorSpec]:
+        yield from super().nextn_tensors()
+        yield TensorSpec("layer_output_norm.weight", (self.c.n_embd,))
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return (c.n_ff_shexp or cls.n_ff_exp(c, il)) * c.n_expert_shared
+    def n_ff_shexp(self, il: int) -> int:
+        return (self.c.n_ff_shexp or self.n_ff_exp(il)) * self.c.n_expert_shared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -21,12 +20,12 @@ class BitNet(Decoder):
     rope = NEOX
     qkv_fused = False
     qkv_bias = False
+    ffn_scale = True
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        yield from cls.norm_tensors("attn_sub_norm", c.n_embd)
-        yield from cls.norm_tensors("ffn_sub_norm", c.n_ff[il])
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield from self.norm_tensors("attn_sub_norm", self.c.n_embd)
+        yield from self.norm_tensors("ffn_sub_norm", self.c.n_ff[il])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
         return self.normalize(super().attend(q, k, v, il), f"blk.{il}.attn_sub_norm", "attn_sub_norm", il)

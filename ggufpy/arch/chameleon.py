@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -25,18 +24,16 @@ class Chameleon(Decoder):
     name = "chameleon"
     keys = {"swin_norm": False}
     qk_norm = "heads"
-    ffn_scale = False
     tiny = {"n_vocab": END_OF_IMAGE_TOKENS + 64}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_vocab < END_OF_IMAGE_TOKENS:
-            yield f"tokenizer.ggml.tokens: expected {END_OF_IMAGE_TOKENS} or more, found {c.n_vocab}"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.n_vocab < END_OF_IMAGE_TOKENS:
+            yield f"tokenizer.ggml.tokens: expected {END_OF_IMAGE_TOKENS} or more, found {self.c.n_vocab}"
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().attention_tensors(c, il, has)
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from super().attention_tensors(il, has)
         for role, n in (("q", c.n_head[il]), ("k", c.n_head_kv[il])):
             yield TensorSpec(f"attn_{role}_norm.bias", (c.n_embd_head_k, n), optional=True, f32=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Has, Rope
 from ggufpy.arch.tensors import TensorSpec
 
@@ -21,13 +20,12 @@ class CogVLM(Decoder):
     qkv_fused = True
     qkv_bias = False
     qkv_scale = False
-    ffn_scale = False
     crop = "last"
     tiny = {"n_head_kv": 4}
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from super().layer_tensors(il, has)
         for role, n_in, n_out in (
             ("vis_attn_qkv", c.n_embd, 3 * c.n_embd),
             ("vis_attn_output", c.n_embd, c.n_embd),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -23,7 +22,6 @@ class Deci(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    ffn_scale = False
     tiny_variants = {
         "thinned": {
             "n_layer": 5,
@@ -35,16 +33,15 @@ class Deci(Decoder):
         "linear-end": {"n_head": [4, 4, 4], "n_head_kv": [2, 2, 0], "bias": True},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_ff[-1]:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.n_ff[-1]:
             yield "feed_forward_length: the last layer must have an FFN"
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
         attends, single = c.n_head[il] and c.n_head_kv[il], ("attn_norm.weight", "attn_output.weight")
-        for spec in super().layer_tensors(c, il, has):
+        for spec in super().layer_tensors(il, has):
             part = spec.name[:4]
             if (part == "ffn_" and c.n_ff[il]) or (part == "attn" and attends):
                 yield spec

@@ -13,8 +13,7 @@ class DeepSeek(Decoder):
 
     name = "deepseek"
     keys = {"n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0}
-    ffn_scale = False
-    moe = Moe(normalize=False, shared=True)
+    moe = Moe(normalize=False, shared="many")
 
 
 class Dots1(DeepSeek):
@@ -25,6 +24,6 @@ class Dots1(DeepSeek):
     tie = False
     rope = NEOX
     qk_norm = "head"
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="many")
     tiny = {"n_head_kv": 4, "expert_gating_func": 2}
     tiny_variants = {"one-kv-head": None}

@@ -15,7 +15,6 @@ class LLaDA(Decoder):
     name = "llada"
     cacheless = True
     ignored = ("rope_freqs.weight", "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
-    ffn_scale = False
 
 
 class Dream(Qwen2):
@@ -44,5 +43,4 @@ class LLaDAMoe(Decoder):
     tie = False
     rope = NEOX
     qk_norm = "head"
-    ffn_scale = False
     moe = Moe(normalize=False, split_ff=True)

@@ -22,7 +22,6 @@ class EuroBert(Decoder):
     logits = False
     rope = NEOX
     partial_rope = True
-    ffn_scale = False
 
 
 class LlamaEmbed(Llama):
@@ -33,9 +32,8 @@ class LlamaEmbed(Llama):
     logits = False
     ignored = ("output.weight",)
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return c
+    def adjust(self) -> Config:
+        return self.c
 
 
 class GemmaEmbedding(Gemma3):
@@ -58,17 +56,17 @@ class GemmaEmbedding(Gemma3):
         "no-dense": {"dense_2_out": 0, "dense_3_in": 0},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
+        yield from super().check()
         if not {c.dense_2_in, c.dense_3_out} <= {0, c.n_embd}:
             yield f"dense_2_feat_in {c.dense_2_in} and dense_3_feat_out {c.dense_3_out}: expected {c.n_embd} or 0"
         if c.dense_2_out != c.dense_3_in:
             yield f"dense_2_feat_out {c.dense_2_out} and dense_3_feat_in {c.dense_3_in} must be equal"
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from super().tensors(has)
         if c.dense_2_out:
             yield TensorSpec("dense_2.weight", (c.n_embd, c.dense_2_out), optional=True)
             yield TensorSpec("dense_3.weight", (c.dense_3_in, c.n_embd), optional=True)

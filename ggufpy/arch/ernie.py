@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import MROPE, Decoder, Moe
 
 __all__ = ["Ernie45", "Ernie45Moe", "PaddleOCR"]
@@ -15,7 +15,6 @@ class Ernie45(Decoder):
 
     name = "ernie4_5"
     ignored = ("attn_output.bias",)
-    ffn_scale = False
 
 
 class Ernie45Moe(Decoder):
@@ -25,19 +24,13 @@ class Ernie45Moe(Decoder):
     keys = {
         "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
     }  # fmt: skip
-    ffn_scale = False
-    moe = Moe(bias=None, shared=True)
+    moe = Moe(gate=None, bias=None, shared="many")
     tiny = {"interleave_moe_layer_step": 1}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.interleave_moe_layer_step != 1:
-            yield f"interleave_moe_layer_step: expected 1, found {c.interleave_moe_layer_step}"
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.interleave_moe_layer_step != 1:
+            yield f"interleave_moe_layer_step: expected 1, found {self.c.interleave_moe_layer_step}"
 
 
 class PaddleOCR(Decoder):
@@ -47,4 +40,3 @@ class PaddleOCR(Decoder):
     keys = {"rope_sections": REQUIRED}
     rope = MROPE
     output_bias = None
-    ffn_scale = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -24,14 +24,12 @@ class Falcon(Decoder):
     parallel = "ffn + attn"
     ffn_norm = ""
     ffn_gate = False
-    ffn_scale = False
     activation = "gelu"
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        yield TensorSpec("attn_norm_2.weight", (c.n_embd,), optional=True)
-        yield TensorSpec("attn_norm_2.bias", (c.n_embd,), optional=True)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.bias", (self.c.n_embd,), optional=True)
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         if f"blk.{il}.attn_norm_2.weight" in self.w:
@@ -62,9 +60,4 @@ class GPTNeoX(Decoder):
     tiny_variants = {"serial": {"use_parallel_residual": False}}
     ffn_gate = False
     ffn_bias = True
-    ffn_scale = False
     activation = "gelu"
-
-    @classmethod
-    def is_parallel(cls, c: Config) -> bool:
-        return c.use_parallel_residual

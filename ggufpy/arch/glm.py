@@ -14,7 +14,6 @@ class ChatGLM(Decoder):
     name = "chatglm"
     partial_rope = True
     ffn_fused = True
-    ffn_scale = False
 
 
 class Glm4(Decoder):
@@ -26,7 +25,6 @@ class Glm4(Decoder):
     nextn = True
     post_norms = ("post_attention_norm", "post_ffw_norm")
     ffn_fused = True
-    ffn_scale = False
     prec_f32 = True
 
 
@@ -44,6 +42,5 @@ class Glm4Moe(Decoder):
     qk_norm = "head"
     qk_norm_weight = None
     ffn_norm = "post_attention_norm"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True, split_ff=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many", split_ff=True)
     prec_f32 = True

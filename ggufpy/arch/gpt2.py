@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Presence, f32
+from ggufpy.arch.decoder import Decoder, Has, Presence, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -26,7 +25,6 @@ class GPT2(Decoder):
     output_bias: ClassVar[Presence] = True
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = True
-    ffn_scale = False
     activation = "gelu"
 
 
@@ -41,12 +39,9 @@ class Bloom(GPT2):
 
     name = "bloom"
     learned_positions = False
+    alibi = 8.0
     embedding_norm = True
     tiny_variants = {"six-heads": {"n_embd": 192, "n_head": 6}}
-
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
-        return ALIBI_8
 
 
 class MPT(GPT2):
@@ -63,10 +58,9 @@ class MPT(GPT2):
     output_bias = None
     ffn_bias = None
 
-    @classmethod
-    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().ffn_tensors(c, il, has)
-        yield TensorSpec("ffn.act.scales", (c.n_ff[il],), optional=True)
+    def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().ffn_tensors(il, has)
+        yield TensorSpec("ffn.act.scales", (self.c.n_ff[il],), optional=True)
 
     def before_down(self, x: Tensor, il: int) -> Tensor:
         scales = self.w.get(f"blk.{il}.ffn.act.scales")
@@ -83,6 +77,5 @@ class Jais(GPT2):
     ffn_gate = True
     activation = "silu"
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
-        return f32(1.0 / c.n_embd_head_v)
+    def attention_scale(self) -> float:
+        return f32(1.0 / self.c.n_embd_head_v)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -28,36 +27,27 @@ class Grok(Decoder):
     post_norms = ("attn_output_norm", "layer_output_norm")
     rope = NEOX
     activation = "gelu"
-    ffn_scale = False
-    moe = Moe()
+    moe = Moe(gate=None)
     flash_attn = False
     tiny_variants = {"grok-1": {"without": "ffn_gate ffn_up ffn_down"}, "newer-norm": {"has": "post_ffw_norm.weight"}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.attn_logit_softcapping:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.attn_logit_softcapping:
             yield "attn_logit_softcapping: expected more than 0"
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """Take the last norm's newer name too."""
-        for spec in super().layer_tensors(c, il, has):
+        for spec in super().layer_tensors(il, has):
             newer = spec.name == "layer_output_norm.weight" and "post_ffw_norm.weight" in has
             yield replace(spec, name="post_ffw_norm.weight") if newer else spec
 
-    @classmethod
-    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         if not has or any(f"ffn_{role}.weight" in has for role in ("gate", "up", "down")):
-            yield from cls.dense_tensors(c, c.n_ff[il])
-        yield from cls.moe_tensors(c, il, has)
+            yield from self.dense_tensors(self.c.n_ff[il])
+        yield from self.moe_tensors(il, has)
 
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
-
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         return 1.0
 
     def bounded(self, kq: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Moe, f32
+from ggufpy.arch.decoder import Decoder, Has, Moe, f32
 from ggufpy.graph import Tensor
 
 __all__ = [
@@ -27,11 +27,8 @@ class Llama(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    moe = Moe(required=False, scale=True)
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
+    ffn_scale = True
+    moe = Moe(required=False, gate=None, scale=True)
 
 
 class Mistral3(Llama):
@@ -39,10 +36,6 @@ class Mistral3(Llama):
 
     name = "mistral3"
     keys = {"attn_temperature_scale": 0.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "rope_yarn_log_mul": 0.0}
-
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return (c.attn_temperature_scale, c.n_ctx_orig_yarn, 0.0) if c.attn_temperature_scale else ()
 
 
 class Arcee(Decoder):
@@ -52,7 +45,6 @@ class Arcee(Decoder):
     rope_factors = "freqs"
     ffn_gate = False
     activation = "relu2"
-    ffn_scale = False
 
 
 class XVerse(Decoder):
@@ -60,7 +52,6 @@ class XVerse(Decoder):
 
     name = "xverse"
     tie = False
-    ffn_scale = False
 
 
 class InternLM2(XVerse):
@@ -74,7 +65,6 @@ class MainCoder(Decoder):
 
     name = "maincoder"
     qk_norm = "rotated"
-    ffn_scale = False
 
 
 class SmolLM3(Decoder):
@@ -82,7 +72,6 @@ class SmolLM3(Decoder):
 
     name = "smollm3"
     no_rope_step = 4
-    ffn_scale = False
 
 
 class Refact(Decoder):
@@ -91,11 +80,7 @@ class Refact(Decoder):
     name = "refact"
     ignored = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias", "rope_freqs.weight")
     rope = None
-    ffn_scale = False
-
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
-        return ALIBI_8
+    alibi = 8.0
 
 
 class Llama4(Decoder):
@@ -112,8 +97,7 @@ class Llama4(Decoder):
     swa_rope = "scaled"
     no_rope_step = 4
     rope_factors = "freqs"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=False, shared=True, select_logits=True, weight_first=True)
+    moe = Moe(gating="sigmoid", normalize=False, shared="one", select_logits=True, weight_first=True)
     tiny = {"n_layer": 4}
     tiny_variants = {
         "window-array": {"swa_pattern": [True, False, True, True]},
@@ -121,32 +105,24 @@ class Llama4(Decoder):
         "maverick": {"n_expert": N_EXPERT_MAVERICK, "n_expert_used": 1},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_swa:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.n_swa:
             yield "attention.sliding_window: 0 (no windows) is not supported"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
+    def adjust(self) -> Config:
+        return replace(self.c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        step = c.interleave_moe_layer_step
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        step = self.c.interleave_moe_layer_step
         return step > 0 and (il + 1) % step == 0
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return cls.n_ff_exp(c, il)
-
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return () if cls.rotates(c, il) else (0.1, WINDOW, 1.0)
+    def temperature(self, il: int) -> tuple[float, float, float]:
+        return (0.0, 0.0, 0.0) if self.rotates(il) else (0.1, WINDOW, 1.0)
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         q, k = super().position(q, k, il)
-        if not self.rotates(self.c, il) or self.c.n_expert == N_EXPERT_MAVERICK:
+        if not self.rotates(il) or self.c.n_expert == N_EXPERT_MAVERICK:
             return q, k
         eps = f32(self.c.norm_rms_eps)
         return self.g.rms_norm(q, eps), self.g.rms_norm(k, eps)

@@ -23,7 +23,6 @@ class MiMo2(Decoder):
     qkv_bias = False
     qkv_scale = False
     sinks = None
-    ffn_scale = False
     moe = Moe(by_tensors=True, gating="sigmoid", bias=None)
     tiny = {"n_embd_head_k": 64, "n_embd_head_v": 32, "n_rot": 16}
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1]}}

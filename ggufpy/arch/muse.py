@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import Decoder
 from ggufpy.graph import Tensor
 
@@ -15,17 +15,13 @@ class MuseGlimmer(Decoder):
     name = "muse-glimmer"
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "logit_scale": REQUIRED, "final_logit_softcapping": 30.0}
     swa_period = 4
+    full_rope = False
     partial_rope = True
     post_norms = ("post_attention_norm", "post_ffw_norm")
     post_norm_eps = 1e-8
     tie = False
     qk_norm = "head"
     attn_gate = "sigmoid"
-    ffn_scale = False
 
     def embed(self) -> Tensor:
         return self.normalize(super().embed(), "", "inp_norm")
-
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]

@@ -20,20 +20,21 @@ class Nanbeige(Decoder):
     keys = {"n_loops": 1, "skip_loop_final_norm": False}
     partial_rope = True
     rope_factors = "freqs"
+    ffn_scale = True
     tiny_variants = {
         "loops": {"n_layer": 2, "n_loops": 3},
         "loops-without-norm": {"n_layer": 2, "n_loops": 2, "skip_loop_final_norm": True},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
+        yield from super().check()
         if c.n_layer * c.n_loops > MAX_LAYERS:
             yield f"block_count times num_loops: expected at most {MAX_LAYERS}, found {c.n_layer * c.n_loops}"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
         """Count each run through a layer as a layer."""
+        c = self.c
         n = c.n_loops
         return replace(
             c,
@@ -44,14 +45,16 @@ class Nanbeige(Decoder):
             is_swa=c.is_swa * n,
         )
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        return super().tensors(replace(c, n_layer=c.n_layer // c.n_loops), has)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        if il < self.n_block:
+            yield from super().layer_tensors(il, has)
 
-    def __init__(self, inputs: GraphInputs) -> None:
-        super().__init__(inputs)
-        n = self.n_block = self.c.n_layer // self.c.n_loops
-        names = {il: f"blk.{il % n}." for il in range(n, self.c.n_layer)}
+    def __init__(self, c: Config, inputs: GraphInputs | None = None) -> None:
+        super().__init__(c, inputs)
+        n = self.n_block = c.n_layer // c.n_loops
+        if not inputs:
+            return
+        names = {il: f"blk.{il % n}." for il in range(n, c.n_layer)}
         again = {
             f"blk.{il}.{name.removeprefix(blk)}": weight
             for il, blk in names.items()

@@ -18,5 +18,4 @@ class OpenELM(Decoder):
     qkv_bias = False
     qkv_scale = False
     qk_norm = "head"
-    ffn_scale = False
     tiny_variants = {"widths": {"n_head": [4, 2, 6], "n_head_kv": [2, 1, 3], "n_ff": [96, 128, 192]}}

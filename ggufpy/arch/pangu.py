@@ -14,4 +14,3 @@ class PanguEmbedded(Decoder):
     ignored = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     rope = NEOX
     output_bias = True
-    ffn_scale = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
 __all__ = ["Phi2", "Phi3", "PhiMoE"]
@@ -19,7 +18,6 @@ class Phi3(Decoder):
     rope_factors = "long"
     scale_query = True
     ffn_fused = True
-    ffn_scale = False
 
 
 class Phi2(Decoder):
@@ -38,7 +36,6 @@ class Phi2(Decoder):
     ffn_norm = ""
     ffn_gate = False
     ffn_bias = True
-    ffn_scale = False
     activation = "gelu"
 
 
@@ -53,8 +50,7 @@ class PhiMoE(Phi3):
     moe = Moe()
     tiny = {"n_expert": 4, "n_expert_used": 2}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_expert:
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.c.n_expert:
             yield "expert_count: expected at least 1, found 0"

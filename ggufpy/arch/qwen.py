@@ -27,12 +27,10 @@ class Qwen(Decoder):
     rope = NEOX
     qkv_fused = True
     qkv_bias = True
-    ffn_scale = False
     tiny = {"n_head_kv": 4}
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_ff=tuple(n // 2 for n in c.n_ff))
+    def adjust(self) -> Config:
+        return replace(self.c, n_ff=tuple(n // 2 for n in self.c.n_ff))
 
 
 class Qwen2(Decoder):
@@ -41,7 +39,6 @@ class Qwen2(Decoder):
     name = "qwen2"
     rope = NEOX
     head_bias: ClassVar[Presence] = None
-    ffn_scale = False
 
 
 class Qwen2VL(Qwen2):
@@ -56,9 +53,8 @@ class Qwen2VL(Qwen2):
     rope = MROPE
     head_bias = False
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, norm_rms_eps=0.0)
+    def adjust(self) -> Config:
+        return replace(self.c, norm_rms_eps=0.0)
 
 
 class Qwen3(Decoder):
@@ -68,6 +64,7 @@ class Qwen3(Decoder):
     ignored = ("cls.output.weight",)
     rope = NEOX
     qk_norm = "head"
+    ffn_scale: ClassVar[bool] = True
 
 
 class Qwen3VL(Qwen3):
@@ -85,16 +82,14 @@ class Qwen3TTS(Qwen3VL):
     name = "qwen3tts"
     tiny = {"n_vocab": N_VOCAB_TALKER + 64}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_vocab < N_VOCAB_TALKER:
-            yield f"tokenizer.ggml.tokens: expected {N_VOCAB_TALKER} or more, found {c.n_vocab}"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.n_vocab < N_VOCAB_TALKER:
+            yield f"tokenizer.ggml.tokens: expected {N_VOCAB_TALKER} or more, found {self.c.n_vocab}"
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(c, has):
-            yield replace(spec, shape=(c.n_embd, N_VOCAB_TALKER)) if spec.name == "output.weight" else spec
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        for spec in super().tensors(has):
+            yield replace(spec, shape=(self.c.n_embd, N_VOCAB_TALKER)) if spec.name == "output.weight" else spec
 
     def head(self, x: Tensor) -> Tensor:
         g, y = self.g, super().head(x)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import CLAMP_MIN, IMROPE, NEOX, Decoder, Has, Moe, f32
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
@@ -22,17 +22,11 @@ class Qwen2Moe(Decoder):
     keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
     tie = False
     rope = NEOX
-    ffn_scale = False
-    moe = Moe(normalize=False, split_ff=True, shared=True)
+    moe = Moe(normalize=False, split_ff=True, shared="dense")
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or c.n_ff[il]
-
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().moe_tensors(c, il, has)
-        yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
+    def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().moe_tensors(il, has)
+        yield TensorSpec("ffn_gate_inp_shexp.weight", (self.c.n_embd,))
 
     def shared_expert(self, x: Tensor, il: int) -> Tensor:
         """Weigh the shared experts by the sigmoid of a scalar, which llama.cpp computes as silu(x) / x."""
@@ -70,17 +64,17 @@ class GroveMoe(Qwen3Moe):
     moe = Moe(split_ff=True)
     tiny_variants = {"expert-groups": None, "ungrouped": {"n_group_experts": 1}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
+        yield from super().check()
         if c.n_expert and c.n_expert // c.n_group_experts < c.n_expert_used:
             yield f"experts_per_group {c.n_group_experts}: there are fewer groups than expert_used_count"
         if c.n_expert_groups > 1:
             yield f"expert_group_count {c.n_expert_groups}: the adjoint experts do not allow a choice by groups"
 
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().moe_tensors(c, il, has)
+    def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from super().moe_tensors(il, has)
         n_ff, n_chunk = c.n_ff_chexp or c.n_embd_head_k, c.n_expert // c.n_group_experts
         for role, n_in, n_out in (("gate", c.n_embd, n_ff), ("up", c.n_embd, n_ff), ("down", n_ff, c.n_embd)):
             yield TensorSpec(f"ffn_{role}_chexps.weight", (n_in, n_out, n_chunk))
@@ -117,13 +111,10 @@ class Maple(Qwen3Moe):
         "swiglu_clamp_exp": REQUIRED,
     }  # fmt: skip
     swa_period = None
+    full_rope = False
     swa_rope = "scaled"
     tie = False
     moe = Moe()
-
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]
 
     def activate_experts(self, gate: Tensor | None, up: Tensor, il: int) -> Tensor:
         limit = f32(self.c.swiglu_clamp_exp[il])

@@ -13,4 +13,3 @@ class SeedOss(Decoder):
     name = "seed_oss"
     ffn_norm = "post_attention_norm"
     rope = NEOX
-    ffn_scale = False

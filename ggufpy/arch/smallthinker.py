@@ -31,13 +31,12 @@ class SmallThinker(Decoder):
     tiny = {"expert_gating_func": 2}
     tiny_variants = {"four-layers": {"n_layer": STEP, "n_swa": 16}}
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return replace(c, n_swa=WINDOW) if c.n_swa else c  # llama.cpp takes no other size
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return not c.n_swa or c.n_layer == STEP or il % STEP != 0
+    def rotates(self, il: int) -> bool:
+        return not self.c.n_swa or self.c.n_layer == STEP or il % STEP != 0
 
     def layer(self, x: Tensor, il: int) -> Tensor:
         logits = self.router_logits(x, il)

@@ -20,5 +20,4 @@ class Spark25(Decoder):
     attn_gate = "sigmoid"
     gate_per = "head"
     activation = "gelu"
-    ffn_scale = False
     tiny_variants = {"heads": {"n_head": [4, 2, 8], "n_head_kv": [2, 1, 2], "n_embd_head_k": 32, "n_embd_head_v": 32}}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
-from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Presence
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import NEOX, NORM, Decoder, Presence
 from ggufpy.graph import Tensor
 
 __all__ = ["CodeShell", "Jais2", "Nemotron", "PocketTTS", "StableLM", "StarCoder2"]
@@ -24,7 +20,6 @@ class StarCoder2(Decoder):
     output_bias: ClassVar[Presence] = True
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = True
-    ffn_scale = False
     activation = "gelu"
 
 
@@ -33,12 +28,8 @@ class CodeShell(StarCoder2):
 
     name = "codeshell"
     tie = False
+    lacking = ("token_embd.weight",)
     stand_ins = {"token_embd.weight": "output.weight"}
-
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(c, has):
-            yield replace(spec, optional=True) if spec.name == "token_embd.weight" else spec
 
 
 class Jais2(StarCoder2):
@@ -79,14 +70,9 @@ class StableLM(Decoder):
     tie = False
     rope = NEOX
     partial_rope = True
+    lacking = ("ffn_norm.weight", "ffn_norm.bias")
     qk_norm = "heads"
     qk_norm_weight = None
-    ffn_scale = False
-
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().layer_tensors(c, il, has):
-            yield replace(spec, optional=True) if spec.name.startswith("ffn_norm") else spec
 
     def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
         return super().ffn_input(h, normed, il) if f"blk.{il}.ffn_norm.weight" in self.w else normed

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Has, Moe, f32
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, Decoder, Moe, f32
 from ggufpy.graph import Tensor
 
 __all__ = ["Step35"]
@@ -32,27 +31,21 @@ class Step35(Decoder):
     rope_factors = "scaling"
     qk_norm = "head"
     qk_norm_weight = None
+    lacking = ("attn_gate.weight",)
     attn_gate = "sigmoid"
     gate_per = "head"
-    ffn_scale = False
-    moe = Moe(by_tensors=True, gating="sigmoid", normalize=None, bias=None, shared=True)
+    moe = Moe(by_tensors=True, gating="sigmoid", normalize=None, bias=None, shared="many")
     crop = "late"
     tiny_variants = {"heads-per-layer": {"n_head": [4, 8, 4], "n_head_kv": [2, 4, 1], "n_embd_head_k": 32}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if c.n_rot % 4:
-            yield f"rope.dimension_count: expected a multiple of 4, found {c.n_rot}"
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.c.n_rot % 4:
+            yield f"rope.dimension_count: expected a multiple of 4, found {self.c.n_rot}"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return replace(c, n_rot=c.n_rot // 2, n_rot_swa=c.n_rot_swa or c.n_rot)
-
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().attention_tensors(c, il, has):
-            yield replace(spec, optional=spec.optional or spec.name == "attn_gate.weight")
 
     def factors(self, il: int) -> Tensor | None:
         return None if self.c.is_swa[il] else super().factors(il)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Has
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -21,12 +21,12 @@ class Talkie(Decoder):
     tie = False
     rope = NEOX
     qk_norm = "rotated"
+    ffn_scale = True
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         left_out = ("attn_q_norm.weight", "attn_k_norm.weight", "ffn_gate.scale", "ffn_up.scale")
-        yield from (spec for spec in super().layer_tensors(c, il, has) if spec.name not in left_out)
-        yield TensorSpec("attn_q_norm.weight", (1, c.n_head[il]), f32=True)
+        yield from (spec for spec in super().layer_tensors(il, has) if spec.name not in left_out)
+        yield TensorSpec("attn_q_norm.weight", (1, self.c.n_head[il]), f32=True)
         yield TensorSpec("layer_output_scale.weight", (1,))
 
     def embed(self) -> Tensor:
