@@ -69,12 +69,15 @@ class KVCache:
         self.n_stream = 1 if options.unified else options.n_seq_max
         rows = options.n_seq_max if options.unified else 1
         self.cells = [Cells(size, rows) for _ in range(self.n_stream)]
-        d_k, d_v = config.n_embd_head_k, config.n_embd_head_v
+        d_k, d_v = config.head_widths(layers[0])  # of all here
         self.k_only = config.is_mla
-        rotated = [t.is_quantized and not self.k_only for t in (options.type_k, options.type_v)]
-        self.k_rot = _hadamard(_largest_rotation(d_k)) if rotated[0] and d_k % 64 == 0 else None
-        self.v_rot = _hadamard(N_ROT_V) if rotated[1] and d_v % 64 == 0 else None
-        self.v_width = d_v * max(config.n_head_kv)
+        rotated = [
+            t.is_quantized and not self.k_only and d % 64 == first % 64 == 0
+            for t, d, first in zip((options.type_k, options.type_v), (d_k, d_v), config.head_widths(0), strict=True)
+        ]
+        self.k_rot = _hadamard(_largest_rotation(d_k)) if rotated[0] else None
+        self.v_rot = _hadamard(N_ROT_V) if rotated[1] else None
+        self.v_width = max(config.head_widths(il)[1] * n for il, n in enumerate(config.n_head_kv))
         self._context = Context(2 * len(layers))
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
@@ -238,16 +241,17 @@ class KVInputs:
 
     def keys(self, il: int) -> Tensor:
         """View the cells to look at: [n_embd_head_k, n_head_kv, n_kv, n_stream]."""
-        return self._view(self.cache.k[il], self.cache.config.n_embd_head_k, il)
+        config = self.cache.config
+        return self._view(self.cache.k[config.kv_layer(il)], config.head_widths(il)[0], il)
 
     def values(self, il: int) -> Tensor:
         """View the values; [n_kv, n_head_kv, n_embd_head_v, n_stream] permuted to the same where V is transposed."""
-        d = self.cache.config.n_embd_head_v
+        d = self.cache.config.head_widths(il)[1]
         if self.cache.k_only:  # they are the first part of the keys
             k = self.keys(il)
             v = self.g.view_4d(k, d, *k.ne[1:], *k.nb[1:], 0)
             return _transposed(self.g, v) if self.cache.transposed_v else v
-        v = self.cache.v[il]
+        v = self.cache.v[self.cache.config.kv_layer(il)]
         if not self.cache.transposed_v:
             return self._view(v, d, il)
         (s0, n_stream), size, row = self._shape, self.cache.size, v.type.row_nbytes
@@ -354,7 +358,8 @@ class Memory:
         for layers, n, seen in ((full, size, None), (windowed, size_swa, window)):
             if layers:
                 self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
-                self.caches.append(KVCache(config, layers, options, size=n, window=seen, device_of=device_of))
+                own = [il for il in layers if config.kv_layer(il) == il]
+                self.caches.append(KVCache(config, own, options, size=n, window=seen, device_of=device_of))
         if states:
             n_stream = 1 if options.unified else options.n_seq_max
             self.caches.append(StateCache(states, n_seq_max=options.n_seq_max, n_stream=n_stream, device_of=device_of))

@@ -210,8 +210,9 @@ class Session:
             )
         if config.is_mla and options.type_k != options.type_v:
             raise ValueError(f"type_v={options.type_v!r}: as type_k={options.type_k!r} expected, V is a part of K here")
-        _check_blocks("type_k", options.type_k, config.n_embd_head_k)
-        _check_blocks("type_v", options.type_v, config.n_embd_head_v)
+        for d_k, d_v in {config.head_widths(il) for il in range(config.n_layer)}:
+            _check_blocks("type_k", options.type_k, d_k)
+            _check_blocks("type_v", options.type_v, d_v)
         cores = physical_cores()
         self.n_threads = options.n_threads or cores
         self.n_threads_batch = options.n_threads_batch or options.n_threads or cores

@@ -194,13 +194,16 @@ def write_tiny_model(
     if kind.block_size > 32:
         shape |= {field: n for field, n in K_QUANT_SHAPE.items() if field in shape or field in declaration.keys}
     metadata = _metadata(declaration, shape, switches)
-    config = declaration.config(metadata)
+    decoder = declaration(declaration.config(metadata))
+    unscaled = decoder.attention_scale() == 1.0
     writer = GGUFWriter(path)
     for key, value in metadata.items():
         writer.add(key, value)
     rng = np.random.default_rng(seed)
-    for spec in _chosen(declaration(config), switches):
+    for spec in _chosen(decoder, switches):
         values = _values(spec, rng)
+        if unscaled and spec.name.endswith("attn_q_norm.weight"):  # else each token would look at one other only
+            values *= spec.shape[0] ** -0.5
         fits = len(spec.shape) > 1 and spec.shape[0] % kind.block_size == 0
         if fits and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)

@@ -90,8 +90,9 @@ class Decoder(SelfAttention, Experts):
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
         c = self.c
-        if c.n_embd_head_k != c.n_embd_head_v and not self.split_heads:
-            yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
+        for k, v in {c.head_widths(il) for il in range(c.n_layer)}:
+            if k != v and not self.split_heads:
+                yield f"attention.key_length {k} and attention.value_length {v} must be equal"
         if not self.grouped and c.n_head_kv != c.n_head:
             yield f"attention.head_count_kv: expected {c.n_head[0]} (head_count), found {c.n_head_kv[0]}"
         for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
@@ -190,16 +191,17 @@ class Decoder(SelfAttention, Experts):
     def build(self) -> Tensor | None:
         """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted, or embeddings.
 
-        Where none are, the last layer stops as soon as its keys and values are stored.
+        Where none are, the last layer that has any keys and values is done as soon as they are stored.
         """
-        x = self.embed()
-        for il in range(self.c.n_layer - 1):
-            x = self.layer(x, il)
-        il = self.c.n_layer - 1
+        x, last = self.embed(), self.c.n_layer - 1
         if self.inputs.out_ids is None:
-            self.store_only(x, il)
+            last = (self.c.n_layer_kv or self.c.n_layer) - 1
+        for il in range(last):
+            x = self.layer(x, il)
+        if self.inputs.out_ids is None:
+            self.store_only(x, last)
             return None
-        x = self.layer(x, il)
+        x = self.layer(x, last)
         if self.crop == "late":
             x = self.g.get_rows(x, self.inputs.out_ids)
         if self.output_norm:

@@ -185,7 +185,7 @@ class BitNet(Decoder):
         yield from self.norm_tensors("attn_sub_norm", self.c.n_embd)
         yield from self.norm_tensors("ffn_sub_norm", self.c.n_ff[il])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, il: int) -> Tensor:
         return self.normalize(super().attend(q, k, v, il), f"blk.{il}.attn_sub_norm", "attn_sub_norm", il)
 
     def before_down(self, x: Tensor, il: int) -> Tensor:
