@@ -8,12 +8,13 @@ arch's. Arrays are in NumPy order.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Place
 from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
 
-__all__ = ["Pooling", "Session", "SessionOptions"]
+__all__ = ["MAX_CELLS", "MAX_SEQUENCES", "Pooling", "Session", "SessionOptions", "integer", "pad"]
 
 Pooling = Literal["mean", "last", "cls"]
 """How tokens' embeddings become one: their mean, the last token's, or the first token's."""
@@ -95,7 +96,7 @@ class SessionOptions:
         for name, high in (limits | {"n_threads": MAX_THREADS, "n_threads_batch": MAX_THREADS}).items():
             value = getattr(self, name)
             if value is not None or name in ("n_seq_max", "n_batch", "n_ubatch"):
-                object.__setattr__(self, name, _integer(name, value, 1, high))
+                object.__setattr__(self, name, integer(name, value, 1, high))
         for name in ("flash_attn", "kv_unified", "swa_full"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -106,7 +107,7 @@ class SessionOptions:
             raise ValueError(f"type_v={self.type_v!r} needs flash_attn=True: without it V is stored transposed")
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def integer(name: str, value: object, low: int, high: int) -> int:
     """Return Python's or NumPy's integer as Python's; ValueError for anything else and out of range."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and low <= value <= high:
         return int(value)
@@ -124,6 +125,7 @@ class _Run:
     """A built graph and the inputs to write before each computation."""
 
     key: tuple[object, ...]
+    scheduler: Scheduler
     context: Context
     graph: Graph
     inputs: Inputs
@@ -197,13 +199,13 @@ class Session:
         n_ctx = options.n_ctx or config.n_ctx_train
         self.n_batch = min(options.n_batch, n_ctx) if config.causal_attn else options.n_batch
         self.n_ubatch = min(options.n_ubatch, self.n_batch)
-        self.n_ctx_seq = _pad(n_ctx if options.kv_unified else _pad(n_ctx) // options.n_seq_max)
+        self.n_ctx_seq = pad(n_ctx if options.kv_unified else pad(n_ctx) // options.n_seq_max)
         self.n_ctx = self.n_ctx_seq if options.kv_unified else self.n_ctx_seq * options.n_seq_max
         if self.n_ctx > MAX_CELLS:
             raise ContextLengthError(
                 f"the model's context_length is {n_ctx}, a session holds at most {MAX_CELLS} tokens: give n_ctx"
             )
-        if self.n_ctx_seq > _pad(config.n_ctx_train):
+        if self.n_ctx_seq > pad(config.n_ctx_train):
             warnings.warn(
                 f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
                 stacklevel=3,
@@ -222,11 +224,12 @@ class Session:
         self._backends = [Backend(device) for device in layout.devices]
         self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
         self._scheduler = Scheduler(self._backends, self._n_nodes)
+        self._stepper: Scheduler | None = None  # for graphs of one token a sequence, beside the last prompt's graph
         self._streams = self._memory.caches[0].n_stream > 1
         self._evenly = self._streams or isinstance(self._memory.caches[-1], StateCache)
         self._alone = arch.cacheless or not config.causal_attn  # a call's tokens have to be computed together
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
-        self._run: _Run | None = None
+        self._runs: dict[bool, _Run] = {}  # the last graph, and the last of one token a sequence
         self._step: _Step | None = None
         self._closed = False
         _open_sessions.add(self)
@@ -265,6 +268,11 @@ class Session:
         be the session's own: read-only, and overwritten by its next computation. Raises ContextLengthError, with
         nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
+        with self._lock:
+            step = self._step
+            if step is not None and (tokens := step.tokens_of(((seq_id, token_ids, logits),), self._config.n_vocab)):
+                rows = self._follow(step, tokens)
+                return rows.copy() if copy else rows
         return self.decode_batch(((seq_id, token_ids, logits),), copy=copy)[0]
 
     def decode_batch(
@@ -285,7 +293,7 @@ class Session:
                 )
             if self._step is not None and (tokens := self._step.tokens_of(items, self._config.n_vocab)):
                 rows = self._follow(self._step, tokens)
-                each = [rows] if len(tokens) == 1 else [rows[i : i + 1] for i in range(len(tokens))]
+                each = [rows[i : i + 1] for i in range(len(tokens))]
                 return [row.copy() for row in each] if copy else each
             for i, item in enumerate(items):
                 if not isinstance(item, (tuple, list)) or len(item) != 3:
@@ -338,20 +346,20 @@ class Session:
             raise self._no_room(parts)
         for pieces in plan:
             try:
-                self._advance(parts, pieces, output, copy)
+                self._advance(parts, pieces, output, copy or len(plan) > 1)
             except BaseException:
                 self._forget_unfinished([part.seq_id for part in parts])
                 raise
 
     def _follow(self, step: _Step, tokens: list[int]) -> FloatArray:
         """Give each sequence of the last computation one more token; returns their rows in place."""
-        run = cast(_Run, self._run)
+        run = self._runs[True]
         step.left -= 1
         for i, (seq_id, _) in enumerate(step.runs):
             run.tokens[i] = tokens[i]
             step.positions[i] = len(self._tokens[seq_id])
         try:
-            run.positions[:] = _planes(step.positions, self._n_planes)
+            run.positions[:] = step.positions if self._n_planes == 1 else _planes(step.positions, self._n_planes)
             for array, values in run.derived:
                 array[:] = values(step.positions)
             if run.out_ids is not None:
@@ -385,7 +393,7 @@ class Session:
 
     def _remember(self, ubatch: MicroBatch, placements: list[Place]) -> None:
         """Prepare for one more token of each sequence of a micro-batch of one token each."""
-        caches, runs, positions = cast(_Run, self._run).caches, ubatch.runs, ubatch.positions
+        caches, runs, positions = self._runs[True].caches, ubatch.runs, ubatch.positions
         left = min(self.n_ctx_seq, self._n_positions) - 1 - int(positions.max())
         left = min(left, self._memory.room_behind(placements))
         if left > 0:
@@ -397,7 +405,8 @@ class Session:
 
         A sequence whose state these tokens may have touched is left empty.
         """
-        self._run = self._step = None
+        self._step = None
+        self._runs.clear()
         for seq_id in seq_ids:
             try:
                 self._memory.trim(seq_id, len(self._tokens[seq_id]))
@@ -444,9 +453,10 @@ class Session:
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
         self._step = None
-        if self._run is None or self._run.key != key:
-            self._build(key, output, n_tokens, n_outputs, placements)
-        run = cast(_Run, self._run)
+        stepping = n_tokens == len(ubatch.runs)
+        if stepping not in self._runs or self._runs[stepping].key != key:
+            self._build(stepping, key, output, ubatch, placements)
+        run = self._runs[stepping]
         run.tokens[:] = ubatch.tokens
         run.positions[:] = _planes(ubatch.positions, self._n_planes)
         for array, values in run.derived:
@@ -462,20 +472,27 @@ class Session:
 
     def _compute(self, run: _Run) -> None:
         """Compute a graph whose inputs are written."""
-        run.inputs.send()
+        if run.inputs.far:
+            run.inputs.send()
         self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
-        if not self._scheduler.compute(run.graph):
+        if not run.scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
-                self._lock.release()
+                with contextlib.suppress(RuntimeError):  # once it is free: it may be held more than once
+                    while True:
+                        self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
 
     def _build(
-        self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Place]
+        self, stepping: bool, key: tuple[object, ...], output: Output, ubatch: MicroBatch, placements: list[Place]
     ) -> None:
-        """Assemble the graph for a shape and give its tensors memory."""
-        self._run = None  # and with it the arrays that look into this memory
-        self._scheduler.reset()
+        """Assemble the graph for micro-batches of a shape and give its tensors memory."""
+        n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
+        self._runs.pop(stepping, None)  # and with it the arrays that look into this memory
+        if stepping and self._stepper is None:
+            self._stepper = Scheduler(self._backends, self._n_nodes)
+        scheduler = self._stepper if stepping and self._stepper else self._scheduler
+        scheduler.reset()
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
@@ -508,15 +525,15 @@ class Session:
             graph.expand(tensor)  # so that it has memory even where no node uses it
         if result is not None:
             g.output(result)
-        self._scheduler.alloc(graph)
+        scheduler.alloc(graph)
         in_place = None
         if result is not None and len(self._backends) == 1:
             in_place = result.numpy_view().reshape(-1, result.ne[0])
         arrays = Inputs()
         for cache in caches:
             cache.attach(arrays)
-        self._run = _Run(
-            key, g, graph, arrays, arrays.array(tokens), arrays.array(positions),
+        self._runs[stepping] = _Run(
+            key, scheduler, g, graph, arrays, arrays.array(tokens), arrays.array(positions),
             None if out_ids is None else arrays.array(out_ids),
             [(arrays.array(tensor), values) for tensor, values in inputs.derived],
             None if pool is None else arrays.array(pool),
@@ -545,7 +562,7 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
+            seq_id, n = self._seq(seq_id), integer("n", n, 0, INT_MAX)
             self._step = None
             self._memory.trim(seq_id, n)
             del self._tokens[seq_id][n:]
@@ -575,6 +592,16 @@ class Session:
     # ----------------------------------------------------------------------------------------------------- lifetime
 
     @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Held, several calls are one to other threads: `with session.lock: ...`; they wait. It may be nested."""
+        return self._lock
+
+    @property
+    def n_seq_max(self) -> int:
+        """The number of sequences."""
+        return self.options.n_seq_max
+
+    @property
     def n_vocab(self) -> int:
         """The number of logits in a row."""
         return self._config.n_vocab
@@ -589,8 +616,10 @@ class Session:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._run = self._step = None
-                self._scheduler.close()
+                self._step = None
+                self._runs.clear()
+                for scheduler in filter(None, (self._scheduler, self._stepper)):
+                    scheduler.close()
                 for backend in self._backends:
                     backend.close()
                 self._memory.close()
@@ -614,7 +643,7 @@ class Session:
         """Return a sequence's number as a plain int; ValueError where there is no such sequence."""
         if type(seq_id) is int and 0 <= seq_id < self.options.n_seq_max:
             return seq_id
-        return _integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
+        return integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -643,5 +672,6 @@ def _planes(positions: IntArray, n: int) -> IntArray:
     return positions if n == 1 else np.concatenate([positions] * 3 + [np.zeros_like(positions)])
 
 
-def _pad(n: int) -> int:
+def pad(n: int) -> int:
+    """Round a number of cells up to what a sequence gets."""
     return -(-n // N_CTX_PAD) * N_CTX_PAD

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gc
 import random
 import threading
@@ -12,86 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.forced import EOS, Forced, Pieces, complete, complete_all, forced, stream, text_session
 
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
-from ggufpy.generate import (
-    Completion,
-    CompletionChunk,
-    TextAssembler,
-    Usage,
-    complete,
-    complete_all,
-    reusable_prefix,
-    stream,
-)
+from ggufpy.generate import Completion, CompletionChunk, TextAssembler, Usage
 from ggufpy.sampling import SamplingParams, token_logprob
 
 GREEDY = SamplingParams(temperature=0)
-EOS = 256
-
-
-class Pieces:
-    """A vocabulary of byte strings: ids 0 to 255 are the bytes, more are given; the end token would print as `</s>`."""
-
-    def __init__(self, pieces: dict[int, bytes] | None = None, eog: Sequence[int] = (EOS,), n_vocab: int = 257) -> None:
-        self.pieces = {**{i: bytes([i]) for i in range(256)}, EOS: b"</s>", **(pieces or {})}
-        self.eog_token_ids = frozenset(eog)
-        self.n_vocab = n_vocab
-        self.pushed = 0
-
-    def decode_stream(self, *, continues: bool = False) -> PieceStream:
-        return PieceStream(self)
-
-
-class PieceStream:
-    """Decode UTF-8 as it comes."""
-
-    def __init__(self, vocabulary: Pieces) -> None:
-        self._vocabulary = vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        self._vocabulary.pushed += 1
-        return self._utf8.decode(self._vocabulary.pieces[token_id])
-
-    def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
-
-
-class Forced:
-    """A session whose logits force the next token: `choose` maps the tokens held to it. Records what is decoded."""
-
-    def __init__(self, choose: Callable[[list[int]], int], n_vocab: int = 257, n_ctx: int = 4096) -> None:
-        self._choose = choose
-        self._n_vocab = n_vocab
-        self.n_ctx_seq = n_ctx
-        self.held: dict[int, list[int]] = {}
-        self.calls: list[list[int]] = []
-
-    def tokens(self, seq_id: int = 0) -> list[int]:
-        return self.held.get(seq_id, [])
-
-    def n_past(self, seq_id: int = 0) -> int:
-        return len(self.tokens(seq_id))
-
-    def trim(self, seq_id: int, n: int) -> None:
-        self.held[seq_id] = self.tokens(seq_id)[:n]
-
-    def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> np.ndarray:
-        self.calls.append(list(token_ids))
-        self.held[seq_id] = [*self.tokens(seq_id), *token_ids]
-        row = np.zeros((1, self._n_vocab), np.float32)
-        row[0, self._choose(self.held[seq_id])] = 1
-        return row
-
-
-def forced(tokens: Sequence[int], n_prompt: int = 1, **kwargs: int) -> Forced:
-    """Force these tokens one after another, then the end token."""
-    return Forced(lambda held: [*tokens, *[EOS] * 99][len(held) - n_prompt], **kwargs)
-
-
-def text_session(text: str) -> Forced:
-    return forced(list(text.encode()))
 
 
 def counter() -> Forced:
@@ -324,6 +250,15 @@ def test_usage_timings_and_seed() -> None:
     assert t.prompt_tokens_per_s == pytest.approx(3 / t.prompt_s)
 
 
+def test_an_answer_is_taken_apart() -> None:
+    """What the model wrote for itself and for tools is there beside the text, which keeps all of it."""
+    text = '<think>Rain?</think>Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Brest"}}</tool_call>'
+    completion = complete(text_session(text), Pieces(), [1], GREEDY)
+    assert completion.text == completion.answer.raw == text
+    assert (completion.answer.reasoning, completion.answer.content) == ("Rain?", "Let me see.")
+    assert [(call.name, call.arguments) for call in completion.answer.tool_calls] == [("weather", {"city": "Brest"})]
+
+
 def test_log_probabilities_come_with_each_token() -> None:
     """logprobs=n gives each token its own and the n likeliest; without it there are none."""
     params = SamplingParams(temperature=0, logprobs=2, stop="cd")
@@ -382,8 +317,9 @@ def test_one_seed_gives_one_answer_in_every_situation() -> None:
 # -------------------------------------------------------------------------------------------------- the session
 
 
-def test_reusable_prefix() -> None:
+def test_a_prefix_is_reused() -> None:
     """The common beginning counts, never the whole prompt."""
+    params = SamplingParams(temperature=0, max_tokens=0)
     for held, prompt, expected in [
         ([], [1], 0),
         ([1, 2, 3], [1, 2, 3], 2),
@@ -392,7 +328,9 @@ def test_reusable_prefix() -> None:
         ([1, 9, 3], [1, 2, 3], 1),
         ([9], [1, 2], 0),
     ]:
-        assert expected == reusable_prefix(held, prompt)
+        session = counter()
+        session.held[0] = held
+        assert expected == complete(session, Pieces(), prompt, params).usage.cached_tokens
 
 
 def test_prompts_one_after_another_equal_a_fresh_session() -> None:
@@ -490,7 +428,7 @@ def test_a_sequence_changed_by_somebody_else_is_an_error() -> None:
         chunks = stream(session, Pieces(), [65, 66], GREEDY)
         next(chunks)
         meddle(session)
-        with pytest.raises(GgufpyError, match=r"sequence 0 was changed .* expected 3 tokens"):
+        with pytest.raises(GgufpyError, match=r"sequence 0 was changed .* expected 2 tokens"):
             next(chunks)
 
 
