@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ggufpy.model import Model as Model
     from ggufpy.sampling import SamplingParams as SamplingParams
     from ggufpy.session import Session as Session
+    from ggufpy.speculation import DraftModel as DraftModel
+    from ggufpy.speculation import PromptLookup as PromptLookup
     from ggufpy.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0"
@@ -43,9 +45,11 @@ _HOME = {
     "Completion": "generate",
     "CompletionChunk": "generate",
     "Device": "backend",
+    "DraftModel": "speculation",
     "GGUFFile": "gguf",
     "GGUFWriter": "gguf",
     "Model": "model",
+    "PromptLookup": "speculation",
     "SamplingParams": "sampling",
     "Session": "session",
     "Tokenizer": "tokenizer",

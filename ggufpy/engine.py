@@ -45,13 +45,16 @@ T = TypeVar("T")
 
 
 class Drafter(Protocol):
-    """Guess how a sequence goes on. Right guesses save steps, wrong ones change nothing but time."""
+    """Guess how one sequence goes on. Right guesses save steps, wrong ones change nothing but time."""
 
     def propose(self, history: Sequence[int], n_max: int, /) -> Sequence[int]:
-        """Return at most n_max token ids that may follow the history (the prompt and the tokens chosen)."""
+        """Return at most n_max token ids that may follow the history (the prompt and the tokens chosen).
 
-    def judge(self, n_proposed: int, n_accepted: int, /) -> None:
-        """Hear how many of the tokens proposed last were chosen."""
+        From call to call the history only grows, so it says which of the last guesses were right.
+        """
+
+    def close(self) -> None:
+        """Free what the drafter holds: no further call comes."""
 
 
 class Sequences(Protocol):
@@ -115,10 +118,12 @@ class Request:
         """Say whether nobody waits for the answer any more."""
         return self.cancel is not None and self.cancel.is_set()
 
-    def draft(self) -> list[int]:
-        """Return what may follow the last token."""
-        room = self.generation.room - 1  # the token chosen after the last draft needs one
-        return [] if self.drafter is None or room < 1 else list(self.drafter.propose(self.generation.history, room))
+    def draft(self, n_max: int) -> list[int]:
+        """Return what may follow the last token, at most n_max."""
+        n_max = min(n_max, self.generation.room - 1)  # the token chosen after the last draft needs room too
+        if self.drafter is None or n_max < 1:
+            return []
+        return list(self.drafter.propose(self.generation.history, n_max))[:n_max]
 
 
 def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
@@ -322,12 +327,16 @@ class Engine:
         return [(request, self._seen(request, chunk))]
 
     def _compute_tokens(self, *, drafting: bool = True) -> list[tuple[Request, CompletionChunk]]:
-        """Compute one more token of each running sequence, and what may follow it."""
+        """Compute one more token of each running sequence, and what may follow it where only one runs.
+
+        Several keep the kernels as busy as guesses would, and each of their tokens is sure to count.
+        """
         self._close_gaps()
         running, batch = self._running[:], []
+        n_max = self._session.n_ubatch - 1 if drafting and len(running) == 1 else 0
         for request in running:
             self._check(request)
-            ids = [request.generation.history[-1], *(request.draft() if drafting else ())]
+            ids = [request.generation.history[-1], *request.draft(n_max)]
             batch.append((request.seq_id, ids, "last" if len(ids) == 1 else "all"))
         try:
             rows = self._session.decode_batch(batch, copy=False)
@@ -343,15 +352,15 @@ class Engine:
     def _advance(self, request: Request, ids: list[int], rows: Floats) -> list[tuple[Request, CompletionChunk]]:
         """Choose tokens from the rows after each of these ids, as long as they are the ones that were drafted."""
         chunks: list[tuple[Request, CompletionChunk]] = []
+        generation = request.generation
+        generation.n_drafted += len(ids) - 1
         for row, draft in zip(rows, (*ids[1:], None), strict=True):
             request.n_past += 1
-            chunk = request.generation.advance(row)
+            chunk = generation.advance(row)
             chunks.append((request, self._seen(request, chunk)))
             if chunk.completion is not None or chunk.token_ids[0] != draft:
                 break
-        if len(ids) > 1:
-            assert request.drafter is not None
-            request.drafter.judge(len(ids) - 1, len(chunks) - 1)
+            generation.n_accepted += 1
         if len(chunks) < len(ids):
             self._session.trim(request.seq_id, request.n_past)
         return chunks
@@ -448,12 +457,14 @@ def stream(
     engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
     params = params or SamplingParams()
     n = getattr(params, "n", 1)
+    drafters = []
     for i, prompt in enumerate(prompts):
         for j in range(n):
             each = params if n == 1 else _one_of(params, j)
             made = None if drafter is None else drafter()
             engine.submit(prompt, each, index=i * n + j, cancel=cancel, drafter=made)
-    return _steps(engine)
+            drafters += [made] if made else []
+    return _steps(engine, drafters)
 
 
 def _one_of(params: SamplingParams, j: int) -> SamplingParams:
@@ -464,9 +475,13 @@ def _one_of(params: SamplingParams, j: int) -> SamplingParams:
     return replace(params, **more)
 
 
-def _steps(engine: Engine) -> Generator[Step, None, None]:
-    while engine.busy:
-        yield [(request.index, chunk) for request, chunk in engine.step()]
+def _steps(engine: Engine, drafters: list[Drafter]) -> Generator[Step, None, None]:
+    try:
+        while engine.busy:
+            yield [(request.index, chunk) for request, chunk in engine.step()]
+    finally:
+        for drafter in drafters:
+            drafter.close()
 
 
 async def in_threads(make: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:

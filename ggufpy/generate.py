@@ -60,11 +60,18 @@ class TextDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again."""
+    """Count tokens.
+
+    cached_tokens    of the prompt's: were still in the session and were not computed again
+    draft_tokens     guessed ahead (speculation)
+    accepted_tokens  guesses that were right: so many tokens needed no step of their own
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -213,6 +220,7 @@ class Generation:
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
+        self.n_drafted = self.n_accepted = 0
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
         self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
@@ -283,7 +291,9 @@ class Generation:
             stop_reason=stop_reason,
             seed=self._sampler.seed,
             logprobs=None if self._n_top is None else self._logprobs,
-            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached),
+            usage=Usage(
+                self.n_prompt, len(self.history) - self.n_prompt, self.n_cached, self.n_drafted, self.n_accepted
+            ),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ggufpy.engine import Step
     from ggufpy.generate import Completion, CompletionChunk
     from ggufpy.sampling import SamplingParams
+    from ggufpy.speculation import Drafting
     from ggufpy.tokenizer import Tokenizer
 
 __all__ = ["Messages", "Model", "Prompt"]
@@ -120,6 +121,11 @@ class Model:
         return self._config
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a state, which knows no way back: such sequences cannot be cut short (Session.trim)."""
+        return bool(self._declaration(self._config).states())
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         """The file's metadata, as `GGUFFile.metadata`."""
         return self._file.metadata
@@ -169,6 +175,7 @@ class Model:
         session: Session | None = None,
         cancel: threading.Event | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
+        draft: Model | Drafting | None = None,
         **overrides: Any,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
@@ -176,13 +183,14 @@ class Model:
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
         SamplingParams; with n above 1 the result is a list that has n completions of each prompt, one after another.
         Of a list, `max_num_seqs` are computed together, each on a sequence of its own. With a `session` a single prompt
-        takes its sequence 0, a list all of them, and what they hold already of a prompt is not computed again. Setting
+        takes its sequence 0, a list all of them, and what they hold already of a prompt is not computed again. `draft`
+        guesses tokens ahead (`PromptLookup`, `DraftModel`, a small Model): faster where it is right often. Setting
         `cancel`, from any thread, ends the answers before the next token or the prompt's next micro-batch.
 
         Raises SamplingError, ContextLengthError, TokenizerError, ValueError for what is no prompt, and ClosedError.
         """
         params = _params(params, overrides)
-        steps = self._answer(prompt, params, session, cancel, max_num_seqs)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft)
         with contextlib.nullcontext() if session is None else session.lock:  # other threads' calls wait for the end
             done = {index: chunk.completion for step in steps for index, chunk in step if chunk.completion}
         return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
@@ -203,6 +211,7 @@ class Model:
         session: Session | None = None,
         cancel: threading.Event | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
+        draft: Model | Drafting | None = None,
         **overrides: Any,
     ) -> Generator[CompletionChunk, None, None] | Generator[tuple[int, CompletionChunk], None, None]:
         """Continue a prompt and yield a chunk for each token; the last chunk holds the whole Completion.
@@ -211,7 +220,7 @@ class Model:
         that `generate` returns. Arguments are those of `generate`, and are checked at once.
         """
         params = _params(params, overrides)
-        steps = self._answer(prompt, params, session, cancel, max_num_seqs)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft)
         return _pairs(steps) if _is_many(prompt, params) else _chunks(steps)
 
     async def agenerate(
@@ -221,6 +230,7 @@ class Model:
         *,
         session: Session | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
+        draft: Model | Drafting | None = None,
         **overrides: Any,
     ) -> Any:
         """Do what `generate` does in a worker thread; the event loop goes on. Cancel the task to end it.
@@ -231,7 +241,7 @@ class Model:
 
         params = _params(params, overrides)
         done: dict[int, Completion] = {}
-        async for step in in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs)):
+        async for step in in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs, draft)):
             done |= {index: chunk.completion for index, chunk in step if chunk.completion}
         return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
 
@@ -242,6 +252,7 @@ class Model:
         *,
         session: Session | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
+        draft: Model | Drafting | None = None,
         **overrides: Any,
     ) -> AsyncGenerator[Any, None]:
         """Yield what `stream_generate` yields, computed in worker threads; the event loop goes on meanwhile.
@@ -252,7 +263,7 @@ class Model:
 
         params = _params(params, overrides)
         many = _is_many(prompt, params)
-        steps = in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs))
+        steps = in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs, draft))
         async with contextlib.aclosing(steps):
             async for step in steps:
                 for index, chunk in step:
@@ -318,22 +329,37 @@ class Model:
         session: Session | None,
         cancel: threading.Event | None,
         max_num_seqs: int,
+        draft: Model | Drafting | None,
     ) -> Generator[Step, None, None]:
         """Check a request and return what computes it, step by step."""
         from ggufpy import engine
 
         self._check_can_continue(session)
+        drafting = None if draft is None else self._drafting(draft)
         ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
         n_seq = min(len(ids) * _n(params), integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
         if session is not None:
             seq_ids = range(min(n_seq, session.n_seq_max))
-            return engine.stream(session, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel)
+            drafter = None if drafting is None else functools.partial(drafting.start, self, session.n_ctx_seq)
+            return engine.stream(session, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel, drafter=drafter)
         own = self._session_for(n_seq, max(map(len, ids)), params.max_tokens)
         try:
-            return _closing(own, engine.stream(own, self.tokenizer, ids, params, cancel=cancel))
+            drafter = None if drafting is None else functools.partial(drafting.start, self, own.n_ctx_seq)
+            return _closing(own, engine.stream(own, self.tokenizer, ids, params, cancel=cancel, drafter=drafter))
         except BaseException:
             own.close()
             raise
+
+    def _drafting(self, draft: Model | Drafting) -> Drafting:
+        """Return how to guess what follows, sure that this model can take wrong guesses back."""
+        from ggufpy.speculation import Drafting, DraftModel, check_trimmable
+
+        check_trimmable(self, "the model")
+        if isinstance(draft, Model):
+            return DraftModel(draft)
+        if not isinstance(draft, Drafting):
+            raise ValueError(f"draft: expected PromptLookup(), a Model or DraftModel(…), got {draft!r:.60}")
+        return draft
 
     def _session_for(self, n_seq: int, n_prompt: int, max_tokens: int | None) -> Session:
         """Open a session for so many answers at a time; each has the room it needs, up to what the model can use."""

@@ -1,26 +1,28 @@
 """Guessing what comes next, so that several tokens are computed at once: from the text so far, or with a small model.
 
 A guess costs time when it is wrong and changes nothing: every token is chosen from the model's own logits, and what
-was guessed wrong is cut off again. This file owns the guessing (`Drafter.propose`) and when it is worth it; computing
-the guesses is engine.py's, checking them `Generation.verify`'s.
+was guessed wrong is cut off again. This file owns the guessing and when it is worth it. Computing and checking the
+guesses is engine.py's.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ggufpy.engine import Drafter
 from ggufpy.errors import UnsupportedArchitectureError
 
 if TYPE_CHECKING:
     from ggufpy.model import Model
     from ggufpy.session import Session
 
-__all__ = ["DraftModel", "Drafter", "Drafting", "PromptLookup"]
+__all__ = ["DraftModel", "Drafting", "PromptLookup", "check_trimmable"]
 
 MAX_PLACES = 16
 """So many earlier places are compared; the longest match among them is nearly always among the nearest."""
@@ -31,16 +33,7 @@ MAX_SIZES_APART = 128
 """Vocabularies of one family are padded to different sizes; llama.cpp allows for as much."""
 
 
-class Drafter(Protocol):
-    """Guess the tokens of one sequence."""
-
-    def propose(self, history: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` tokens that may follow the history, or none; the history only ever grows."""
-
-    def close(self) -> None:
-        """Free what the drafter holds."""
-
-
+@runtime_checkable
 class Drafting(Protocol):
     """A way of guessing: makes a drafter for each sequence."""
 
@@ -103,13 +96,13 @@ class _Lookup:
         self._guess: list[int] = []
         self._guessed_at = 0
 
-    def propose(self, history: Sequence[int], limit: int) -> list[int]:
+    def propose(self, history: Sequence[int], n_max: int, /) -> list[int]:
         self._learn_from_guess(history)
         self._read(history)
         self._guess, self._guessed_at = [], len(history)
         if self._at is not None and self._length >= self._needed:
             period = len(history) - self._at
-            for i in range(min(self._worthwhile(), limit)):  # past its end the match repeats itself
+            for i in range(min(self._worthwhile(), n_max)):  # past its end the match repeats itself
                 self._guess.append(history[self._at + i % period])
         return self._guess
 
@@ -185,51 +178,51 @@ class DraftModel:
         if self._checked is None or self._checked() is not target:
             _check_vocabulary(target, self.model)
             self._checked = weakref.ref(target)
-        n_ctx = min(n_ctx, self.model.config.n_ctx_train)
-        session = self.model.session(**{"n_ctx": n_ctx, **self._options})
+        options = {"n_ctx": min(n_ctx, self.model.config.n_ctx_train), **self._options}
         n_vocab = min(target.config.n_vocab, self.model.config.n_vocab)
-        return _Model(self, session, n_vocab, self.model.tokenizer.eog_token_ids)
+        return _Model(self, functools.partial(self.model.session, **options), n_vocab)
 
     def __repr__(self) -> str:
         return f"DraftModel({self.model!r}, num_speculative_tokens={self.num_speculative_tokens}, p_min={self.p_min})"
 
 
 class _Model:
-    """Guess one sequence with a session that holds the history and, behind it, its own last guess."""
+    """Guess one sequence with a session, opened with the first guess; it holds the history and then its own guess."""
 
-    __slots__ = ("_ends", "_guess", "_n_history", "_n_vocab", "_options", "_session")
+    __slots__ = ("_ends", "_guess", "_n_history", "_n_vocab", "_open", "_options", "_session")
 
-    def __init__(self, options: DraftModel, session: Session, n_vocab: int, ends: frozenset[int]) -> None:
-        self._options, self._session, self._n_vocab, self._ends = options, session, n_vocab, ends
+    def __init__(self, options: DraftModel, open_session: Callable[[], Session], n_vocab: int) -> None:
+        self._options, self._open, self._n_vocab = options, open_session, n_vocab
+        self._ends = options.model.tokenizer.eog_token_ids
+        self._session: Session | None = None
         self._n_history = 0
         self._guess: list[int] = []  # as far as the session holds it
 
-    def propose(self, history: Sequence[int], limit: int) -> list[int]:
-        session = self._session
-        limit = min(limit, self._options.num_speculative_tokens, session.n_ctx_seq - len(history))
-        if limit < 1:
+    def propose(self, history: Sequence[int], n_max: int, /) -> list[int]:
+        session = self._session = self._session or self._open()
+        n_max = min(n_max, self._options.num_speculative_tokens, session.n_ctx_seq - len(history))
+        if n_max < 1:
             return []
         right = common_prefix(self._guess, history, self._n_history)
         right = min(right, len(history) - 1 - self._n_history)  # the last token is computed: its row comes first
-        if right < len(self._guess):
-            session.trim(0, self._n_history + right)
-        missing = history[self._n_history + right :]
+        session.trim(0, self._n_history + right)
+        missing = list(history[self._n_history + right :])
         self._n_history, self._guess = len(history), []
         guess: list[int] = []
         while True:
             row = session.decode(missing, copy=False)[0, : self._n_vocab]
-            if guess:
-                self._guess.append(guess[-1])
+            self._guess = guess[:]
             token = int(row.argmax())
             if 1 / float(np.exp(row - row[token]).sum()) < self._options.p_min:
                 return guess
             guess.append(token)
-            if len(guess) == limit or token in self._ends:
+            if len(guess) == n_max or token in self._ends:
                 return guess
             missing = [token]
 
     def close(self) -> None:
-        self._session.close()
+        if self._session is not None:
+            self._session.close()
 
 
 # ------------------------------------------------------------------------------------------------------- checks
