@@ -297,11 +297,11 @@ def test_windowed_caches(tiny: Callable[..., Path], n_ubatch: int) -> None:
 
 def test_recurrent_models_are_refused(tiny: Callable[..., Path], llama: Model) -> None:
     """Their state knows no way back: a plain error before anything is computed, for the model and for its draft."""
-    with Model.load(tiny("mamba")) as mamba:
-        with pytest.raises(UnsupportedArchitectureError, match=r"draft: the model \(mamba\) has recurrent layers"):
-            mamba.generate(PROMPT, draft=PromptLookup())
-        with pytest.raises(UnsupportedArchitectureError, match=r"draft: the draft model \(mamba\) has recurrent"):
-            llama.generate(PROMPT, draft=mamba)
+    with Model.load(tiny("lfm2")) as lfm2:
+        with pytest.raises(UnsupportedArchitectureError, match=r"draft: the model \(lfm2\) has recurrent layers"):
+            lfm2.generate(PROMPT, draft=PromptLookup())
+        with pytest.raises(UnsupportedArchitectureError, match=r"draft: the draft model \(lfm2\) has recurrent"):
+            llama.generate(PROMPT, draft=lfm2)
 
 
 def test_another_vocabulary_is_refused(llama: Model, smollm2_path: Path) -> None:
