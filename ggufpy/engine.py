@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ggufpy.errors import ContextLengthError, GgufpyError
 from ggufpy.generate import CompletionChunk, Generation, TextDecoder
+from ggufpy.reuse import keep_prefix
 from ggufpy.sampling import Floats, SamplingParams
 
 __all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "stream"]
@@ -103,6 +104,7 @@ class Request:
     seq_id: int = -1  # its place, once it has one
     n_past: int = 0  # the tokens of its history that its place holds
     n_cached: int = 0  # those that were not computed for it
+    cache_miss_reason: str | None = None  # why they are no more
     leader: Request | None = None  # who computes the first `n_shared` tokens of its prompt
     n_shared: int = 0
     prompt: npt.NDArray[np.int64] = field(init=False)
@@ -224,22 +226,18 @@ class Engine:
         request.seq_id = seq_id
         request.generation.start()
         _writers.setdefault(session, {})[seq_id] = request
-        n = min(last, common_prefix(np.asarray(session.tokens(seq_id)), prompt))
+        self._keep(request)
         others = [(min(last, common_prefix(other.prompt, prompt)), other.seq_id) for other in self._running]
-        n_other, best = max(others, default=(0, -1))
-        if n_other >= n + MIN_SHARED:
+        n, best = max(others, default=(0, -1))
+        if n >= request.n_past + MIN_SHARED:
             session.fork(best, seq_id)
-            n = n_other
-        request.n_past = request.n_cached = self._keep(seq_id, n)
+            self._keep(request)
 
-    def _keep(self, seq_id: int, n: int) -> int:
-        """Cut a sequence to its first n tokens, or to none where that cannot be; returns how many."""
-        try:
-            self._session.trim(seq_id, n)
-        except ContextLengthError:  # a window or a state has left behind what a continuation there needs
-            n = 0
-            self._session.trim(seq_id, n)
-        return n
+    def _keep(self, request: Request) -> None:
+        """Cut a place to what the request's prompt begins with."""
+        kept, reason = keep_prefix(self._session, request.generation.history, request.seq_id)
+        request.n_past = request.n_cached = kept
+        request.cache_miss_reason = reason
 
     def _share(self, new: list[Request]) -> None:
         """Let prompts that begin alike wait until the first of them has computed what they share."""
@@ -264,7 +262,7 @@ class Engine:
                 continue
             request.leader = None
             self._session.fork(leader.seq_id, request.seq_id)
-            request.n_past = request.n_cached = self._keep(request.seq_id, request.n_shared)
+            self._keep(request)
 
     def _close_gaps(self) -> None:
         """Move the last sequences into the places of those that ended."""
@@ -317,7 +315,7 @@ class Engine:
     def _begin(self, request: Request, row: Floats) -> list[tuple[Request, CompletionChunk]]:
         """Take the first token after a prompt."""
         generation = request.generation
-        generation.prompt_done(request.n_cached)
+        generation.prompt_done(request.n_cached, request.cache_miss_reason)
         chunk = generation.finish("length") if generation.full else generation.advance(row)
         return [(request, self._seen(request, chunk))]
 

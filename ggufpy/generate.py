@@ -60,11 +60,15 @@ class TextDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again."""
+    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again.
+
+    `cache_miss_reason` says why they are not all that the sequence held, or that it held none; None if they are.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cache_miss_reason: str | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -213,6 +217,7 @@ class Generation:
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
+        self.cache_miss_reason: str | None = None
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
         self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
@@ -237,9 +242,9 @@ class Generation:
         """Start the clock."""
         self._clock.started = self._clock.now()
 
-    def prompt_done(self, n_cached: int) -> None:
-        """Note that the prompt is computed, all but the `n_cached` tokens that were there already."""
-        self.n_cached = n_cached
+    def prompt_done(self, n_cached: int, cache_miss_reason: str | None = None) -> None:
+        """Note that the prompt is computed, all but the `n_cached` tokens that were there, and why they are no more."""
+        self.n_cached, self.cache_miss_reason = n_cached, cache_miss_reason
         self._clock.prompt_done = self._clock.now()
 
     def advance(self, row: Floats) -> CompletionChunk:
@@ -283,7 +288,7 @@ class Generation:
             stop_reason=stop_reason,
             seed=self._sampler.seed,
             logprobs=None if self._n_top is None else self._logprobs,
-            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached),
+            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached, self.cache_miss_reason),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)
