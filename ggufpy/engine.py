@@ -108,6 +108,7 @@ class Request:
     leader: Request | None = None  # who computes the first `n_shared` tokens of its prompt
     n_shared: int = 0
     prompt: npt.NDArray[np.int64] = field(init=False)
+    ticket: object = field(default_factory=object, init=False)
 
     def __post_init__(self) -> None:
         self.prompt = np.array(self.generation.history)
@@ -131,8 +132,29 @@ def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
     return first if n and different[first] else n
 
 
-_writers: WeakKeyDictionary[Sequences, dict[int, Request]] = WeakKeyDictionary()
-"""Who generates on each sequence: the last that began to."""
+_writers: WeakKeyDictionary[Sequences, dict[int, object]] = WeakKeyDictionary()
+"""Who generates on each sequence: the ticket of the last request that began to."""
+
+
+class _Clock:
+    """The time that passes in steps, and not between them."""
+
+    __slots__ = ("_idle", "_left")
+
+    def __init__(self) -> None:
+        self._idle, self._left = 0.0, perf_counter()
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return perf_counter() - self._idle
+
+    def pause(self) -> None:
+        """Leave out what comes."""
+        self._left = perf_counter()
+
+    def go_on(self) -> None:
+        """Count again."""
+        self._idle += perf_counter() - self._left
 
 
 # --------------------------------------------------------------------------------------------------------- engine
@@ -155,8 +177,7 @@ class Engine:
         self._starting = False  # nothing ran when these prompts came
         self._last_was_prompts = False  # what the last step computed
         self._crowded = False  # there was no room for a prompt; it comes with the end of another
-        self._idle = 0.0
-        self._left = perf_counter()
+        self._clock = _Clock()
 
     def submit(
         self,
@@ -169,7 +190,7 @@ class Engine:
     ) -> Request:
         """Check a request and put it into the queue. Raises as `Generation` does."""
         n_ctx = self._session.n_ctx_seq
-        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock)
+        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock.now)
         request = Request(index, generation, cancel, drafter)
         self._waiting.append(request)
         return request
@@ -185,7 +206,7 @@ class Engine:
         Prompts and running sequences take turns. GgufpyError when somebody else changed a sequence.
         """
         with self._session.lock:
-            self._idle += perf_counter() - self._left
+            self._clock.go_on()
             try:
                 chunks = self._end_cancelled()
                 self._admit()
@@ -198,11 +219,7 @@ class Engine:
                     self._last_was_prompts = False
                 return chunks
             finally:
-                self._left = perf_counter()
-
-    def _clock(self) -> float:
-        """Return the time without what passed between steps."""
-        return perf_counter() - self._idle
+                self._clock.pause()
 
     # ---------------------------------------------------------------------------------------------------- places
 
@@ -225,7 +242,7 @@ class Engine:
         session, prompt, last = self._session, request.prompt, len(request.prompt) - 1
         request.seq_id = seq_id
         request.generation.start()
-        _writers.setdefault(session, {})[seq_id] = request
+        _writers.setdefault(session, {})[seq_id] = request.ticket
         self._keep(request)
         others = [(min(last, common_prefix(other.prompt, prompt)), other.seq_id) for other in self._running]
         n, best = max(others, default=(0, -1))
@@ -267,13 +284,15 @@ class Engine:
     def _close_gaps(self) -> None:
         """Move the last sequences into the places of those that ended."""
         running = self._running
+        if self._prompts:  # they will fill the gaps, or have
+            return
         while running and running[-1].seq_id - running[0].seq_id >= len(running):
             taken = {request.seq_id for request in running}
             last = running.pop()
             gap = next(seq_id for seq_id in range(running[0].seq_id, last.seq_id) if seq_id not in taken)
             self._session.fork(last.seq_id, gap)
             self._session.trim(last.seq_id, 0)
-            last.seq_id, _writers[self._session][gap] = gap, last
+            last.seq_id, _writers[self._session][gap] = gap, last.ticket
             running.append(last)
             running.sort(key=lambda request: request.seq_id)
 
@@ -414,7 +433,7 @@ class Engine:
     def _check(self, request: Request) -> None:
         """Make sure that nobody else wrote to a sequence since the last step."""
         n_past = self._session.n_past(request.seq_id)
-        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request:
+        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request.ticket:
             found = f"found {n_past}" if n_past != request.n_past else "found those of another prompt"
             raise GgufpyError(
                 f"sequence {request.seq_id} was changed while it was being generated: expected {request.n_past} "
