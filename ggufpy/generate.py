@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
+from ggufpy.answers import Answer, parse_answer
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
 from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
 
@@ -135,6 +136,11 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     usage: Usage
     timings: Timings
+
+    @property
+    def answer(self) -> Answer:
+        """Take the text apart: reasoning, calls of tools, and what is left for people (`answers.parse_answer`)."""
+        return parse_answer(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,6 +324,15 @@ def test_usage_timings_and_seed() -> None:
     assert t.prompt_tokens_per_s == pytest.approx(3 / t.prompt_s)
 
 
+def test_an_answer_is_taken_apart() -> None:
+    """What the model wrote for itself and for tools is there beside the text, which keeps all of it."""
+    text = '<think>Rain?</think>Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Brest"}}</tool_call>'
+    completion = complete(text_session(text), Pieces(), [1], GREEDY)
+    assert completion.text == completion.answer.raw == text
+    assert (completion.answer.reasoning, completion.answer.content) == ("Rain?", "Let me see.")
+    assert [(call.name, call.arguments) for call in completion.answer.tool_calls] == [("weather", {"city": "Brest"})]
+
+
 def test_log_probabilities_come_with_each_token() -> None:
     """logprobs=n gives each token its own and the n likeliest; without it there are none."""
     params = SamplingParams(temperature=0, logprobs=2, stop="cd")
