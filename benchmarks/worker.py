@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 class Ours:
     """Runs ggufpy."""
@@ -31,16 +29,16 @@ class Ours:
         """Decode a prompt into an empty cache; return the greedy next token and the seconds taken."""
         self.session.clear()
         start = time.perf_counter()
-        token = int(self.session.decode(ids)[0].argmax())
+        token = int(self.session.decode(ids, copy=False)[0].argmax())
         return token, time.perf_counter() - start
 
     def greedy(self, token: int, n: int) -> tuple[list[int], float]:
         """Decode n tokens, each the argmax of the row before; return them and the seconds taken."""
-        made, decode, step = [], self.session.decode, np.array([token], np.int32)
+        made, decode = [], self.session.decode
         start = time.perf_counter()
         for _ in range(n):
-            step[0] = decode(step)[0].argmax()
-            made.append(int(step[0]))
+            token = int(decode([token], copy=False)[0].argmax())
+            made.append(token)
         return made, time.perf_counter() - start
 
     def share(self, token: int, n: int) -> float:

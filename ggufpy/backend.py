@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 MAX_THREADS = 512  # GGML_MAX_N_THREADS
+SUCCESS = int(C.GGML_STATUS_SUCCESS)
 MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
 MAX_NODES = 2**17  # ggml reserves 23 kB of address space for each
 MAX_NBYTES = 2**46
@@ -534,6 +535,8 @@ class Scheduler(Owner):
         held = graph.ctx._life  # another thread may close the context meanwhile
         status = C.ggml_backend_sched_graph_compute(ptr, graph.ptr)
         del held
+        if status == SUCCESS:
+            return True
         if status == C.GGML_STATUS_ABORTED:
             self._set_stop(0)
             return False

@@ -29,6 +29,9 @@ __all__ = [
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
+Indices = range | npt.NDArray[np.int64]
+"""Indices of tokens, ascending."""
+
 Wanted = Literal["last", "all"] | Sequence[int]
 """Which tokens' logits are wanted: of the last one, of all, or of those with these indices."""
 
@@ -48,21 +51,24 @@ class Part:
     seq_id: int
     ids: IntArray
     n_past: int
-    wanted: npt.NDArray[np.int64]  # indices into ids, ascending
+    wanted: Indices
     order: npt.NDArray[np.int64] | None  # how the caller listed them, where that was not ascending
     rows: FloatArray | None = None  # [n_wanted, n_vocab or n_embd], as far as they are known
     n_rows: int = 0
 
-    def wanted_in(self, piece: Piece) -> npt.NDArray[np.int64]:
-        """Return the wanted indices that lie in a piece."""
-        if piece.start == 0 and piece.stop == len(self.ids):
-            return self.wanted
-        return self.wanted[(self.wanted >= piece.start) & (self.wanted < piece.stop)]
+    def wanted_in(self, start: int, stop: int) -> Indices:
+        """Return the wanted indices from start to stop."""
+        wanted = self.wanted
+        if start == 0 and stop == len(self.ids):
+            return wanted
+        if isinstance(wanted, range):
+            return range(max(start, wanted.start), max(start, min(stop, wanted.stop)))
+        return wanted[(wanted >= start) & (wanted < stop)]
 
-    def add(self, rows: FloatArray) -> None:
-        """Copy the next rows out of the memory that the next computation will overwrite."""
+    def add(self, rows: FloatArray, *, copy: bool = True) -> None:
+        """Take the next rows, out of memory that the next computation overwrites unless they are all and no copy."""
         if len(rows) == len(self.wanted):
-            self.rows = rows.copy()
+            self.rows = rows.copy() if copy else rows
             return
         if self.rows is None:
             self.rows = np.empty((len(self.wanted), rows.shape[1]), np.float32)
@@ -81,8 +87,7 @@ class MicroBatch:
 
     tokens: IntArray  # [n_tokens]
     positions: IntArray  # [n_tokens]
-    seq_ids: list[int]  # in the order of their tokens, equally many tokens each unless the cache is unified
-    seq_of_token: IntArray  # [n_tokens]
+    runs: list[tuple[int, int]]  # each sequence and its number of tokens, the same for all unless the cache is unified
     out_ids: IntArray  # [n_outputs], the tokens whose logits are wanted
 
 
@@ -97,7 +102,7 @@ def integers(values: Any, expected: str) -> npt.NDArray[Any]:
     return array
 
 
-def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+def wanted_rows(wanted: Wanted, n: int) -> tuple[Indices, npt.NDArray[np.int64] | None]:
     """Return the indices of the wanted tokens of n, ascending, and how the caller listed them if that differs.
 
     Raises ValueError for indices that are not different numbers from 0 to n - 1.
@@ -105,7 +110,7 @@ def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
     if isinstance(wanted, str):
         if wanted not in ("last", "all"):
             raise ValueError(f'logits: expected "last", "all" or indices, got {wanted!r}')
-        return np.arange(n - 1 if wanted == "last" else 0, n), None
+        return range(n - 1 if wanted == "last" else 0, n), None
     indices = integers(wanted, 'logits: expected "last", "all" or indices')
     ordered, order = np.unique(indices, return_inverse=True)
     if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
@@ -115,20 +120,19 @@ def wanted_rows(wanted: Wanted, n: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 def split(
     parts: Sequence[Part], *, n_batch: int, n_ubatch: int, evenly: bool, neighbours: bool = True
-) -> Iterator[list[Piece]]:
+) -> list[list[Piece]]:
     """Cut a call into micro-batches: in runs, or evenly over the sequences.
 
     Each needs that which has its own stream, and then its `neighbours` by number only, or a state.
     """
     whole = [Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)]
     if len(parts) == 1 and len(parts[0].ids) <= n_ubatch:
-        yield whole
-        return
-    for pieces in _cut(whole, n_batch):
-        if evenly:
-            yield from _cut_evenly(pieces, [part.seq_id for part in parts] if neighbours else None, n_ubatch)
-        else:
-            yield from _cut(pieces, n_ubatch)
+        return [whole]
+    slices = _cut(whole, n_batch)
+    if not evenly:
+        return [pieces for cut in slices for pieces in _cut(cut, n_ubatch)]
+    seq_ids = [part.seq_id for part in parts] if neighbours else None
+    return [pieces for cut in slices for pieces in _cut_evenly(cut, seq_ids, n_ubatch)]
 
 
 def _cut(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
@@ -166,15 +170,30 @@ def _cut_evenly(pieces: list[Piece], seq_ids: list[int] | None, limit: int) -> I
 
 def micro_batch(parts: Sequence[Part], pieces: Sequence[Piece]) -> MicroBatch:
     """Put the pieces one behind the other."""
-    tokens, positions, seqs, outs, start = [], [], [], [], 0
+    if len(pieces) == 1:
+        return _alone(parts, pieces[0], 0)
+    made, n = [], 0
     for piece in pieces:
-        part, n = parts[piece.part], piece.stop - piece.start
-        tokens.append(part.ids[piece.start : piece.stop])
-        first = part.n_past + piece.start
-        positions.append(np.arange(first, first + n, dtype=np.int32))
-        seqs.append(np.full(n, part.seq_id, np.int32))
-        outs.append(part.wanted_in(piece) - piece.start + start)
-        start += n
-    seq_ids = [parts[piece.part].seq_id for piece in pieces]
-    join = np.concatenate if len(pieces) > 1 else lambda arrays: arrays[0]
-    return MicroBatch(join(tokens), join(positions), seq_ids, join(seqs), join(outs).astype(np.int32))
+        made.append(_alone(parts, piece, n))
+        n += piece.stop - piece.start
+    join = np.concatenate
+    return MicroBatch(
+        join([m.tokens for m in made]), join([m.positions for m in made]), [m.runs[0] for m in made],
+        join([m.out_ids for m in made]),
+    )  # fmt: skip
+
+
+def _alone(parts: Sequence[Part], piece: Piece, before: int) -> MicroBatch:
+    """Make a micro-batch of one piece, which stands behind so many tokens of others."""
+    i, start, stop = piece
+    part = parts[i]
+    first = part.n_past + start
+    positions = np.arange(first, part.n_past + stop, dtype=np.int32)
+    out_ids = _shifted(part.wanted_in(start, stop), before - start)
+    return MicroBatch(part.ids[start:stop], positions, [(part.seq_id, stop - start)], out_ids)
+
+
+def _shifted(indices: Indices, by: int) -> IntArray:
+    if isinstance(indices, range):
+        return np.arange(indices.start + by, indices.stop + by, dtype=np.int32)
+    return (indices + by).astype(np.int32)

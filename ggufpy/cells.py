@@ -7,6 +7,7 @@ its stream, a "cell" a token's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,25 +68,47 @@ class Cells:
             left |= single & self.has[row] & (self.pos < window.first(self.max_pos(row) + 1))
         return left
 
-    def place(self, cells: npt.NDArray[np.int64], positions: IntArray, rows: IntArray | int) -> None:
-        """Put tokens into cells. A sequence that loses a cell loses everything before it too, so it has no gaps."""
-        self.head = int(cells[-1]) + 1
-        if self.end <= cells[0] <= cells[-1]:  # nothing is overwritten
-            self.pos[cells] = positions
-            self.has[rows, cells] = True
-            self.used += len(cells)
-            self.end = self.head
+    def place(self, cells: npt.NDArray[np.int64], positions: IntArray, runs: Sequence[tuple[int, int]]) -> None:
+        """Put tokens into cells, those of one row (row, number of tokens) after those of another.
+
+        A sequence that loses a cell loses everything before it too, so it has no gaps.
+        """
+        first, last, n = int(cells[0]), int(cells[-1]), len(cells)
+        if self.end <= first <= last:  # nothing is overwritten, and cells are neighbours
+            self.pos[first : last + 1] = positions
+            for row, count in runs:
+                self.has[row, first : first + count] = True
+                first += count
+            self.used += n
+            self.end = self.head = last + 1
             return
         lost = cells[self.pos[cells] >= 0]
         purge = [(row, int(self.pos[lost[has]].max())) for row, has in enumerate(self.has[:, lost]) if has.any()]
         self.has[:, lost] = False
-        self.used += len(cells) - len(lost)
+        self.used += n - len(lost)
         self.pos[cells] = positions
-        self.has[rows, cells] = True
+        start = 0
+        for row, count in runs:
+            self.has[row, cells[start : start + count]] = True
+            start += count
         self.end = max(self.end, int(cells.max()) + 1)
-        for row, last in purge:
-            self.remove(row, 0, last + 1)
-        self.head = int(cells[-1]) + 1
+        for row, position in purge:
+            self.remove(row, 0, position + 1)
+        self.head = last + 1
+
+    def room_behind(self, n: int, limit: int) -> int:
+        """Return how many times n tokens go behind the last cell, below the limit, as `find` would place them."""
+        behind = self.head == self.end and self.head <= self.used + 2 * n
+        return max(0, min(len(self.pos), limit) - self.end) // n if behind else 0
+
+    def append(self, row: int, position: int) -> int:
+        """Put a token into the cell behind the last one in use, where there is one; returns the cell."""
+        cell = self.end
+        self.pos[cell] = position
+        self.has[row, cell] = True
+        self.used += 1
+        self.head = self.end = cell + 1
+        return cell
 
     def remove(self, row: int, p0: int, p1: int) -> None:
         """Take positions p0 ≤ p < p1 from a sequence; cells that nobody has any more become empty."""
@@ -112,14 +135,3 @@ class Cells:
     def min_pos(self, row: int) -> int:
         """Return a sequence's first position, a huge one if it has none."""
         return int(self.pos[: self.end].min(where=self.has[row, : self.end], initial=2**31 - 1))
-
-    def visible(
-        self, row: int, positions: IntArray, n_kv: int, window: Window | None, *, causal: bool = True
-    ) -> BoolArray:
-        """Say which cells each position of a sequence may look at: [n_positions, n_kv]."""
-        pos = self.pos[:n_kv]
-        has = self.has[row, :n_kv]
-        seen: BoolArray = has & (pos <= positions[:, None]) if causal else np.tile(has, (len(positions), 1))
-        if window:
-            seen &= pos >= window.first(positions[:, None])
-        return seen

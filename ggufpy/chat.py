@@ -40,7 +40,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], *, tokens: Mapping[str, str] | None = None, **variables: Any
+    template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str] | None = None, /, **variables: Any
 ) -> str:
     """Return the text that `template` makes of `messages`, as Hugging Face's apply_chat_template.
 
@@ -55,8 +55,8 @@ def render_guarded(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     guarded: Sequence[str],
-    *,
     tokens: Mapping[str, str] | None = None,
+    /,
     **variables: Any,
 ) -> tuple[str, str]:
     """Return the text and its shadow: the same, except that it contains the `guarded` tokens only where they are meant.
@@ -126,8 +126,9 @@ def _render(
     import jinja2
 
     try:
-        given: dict[str, Any] = {"documents": None, "messages": _conversation(_plain(messages, said))}
+        given: dict[str, Any] = {"documents": None}
         given |= {name: _plain(value, said) for name, value in variables.items()}
+        given["messages"] = _conversation(_plain(messages, said))
         pieces, size = [], 0
         for piece in _compiled(template).generate({**tokens, **given}):
             pieces.append(piece)

@@ -161,6 +161,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, progress: Progress | None =
     if text in NAMED_MODELS:
         return fetch(text, progress=progress)
     path = Path(text)
+    if not text:
+        raise DownloadError("expected a file or a named model, found an empty name")
     if path.suffix.lower() == ".gguf" or path.name != text or path.exists():
         return path
     raise DownloadError(f"{text!r} is neither a file nor a named model; the named models are {_known_names()}")

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggufpy._ffi.lib import C, ffi
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
-from ggufpy.batch import MicroBatch
+from ggufpy.batch import IntArray, MicroBatch
 from ggufpy.cells import BoolArray, Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.graph import Context, Graph, Inputs, Tensor
 from ggufpy.states import Rows, StateCache, StateInputs
 
 __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
@@ -28,7 +29,7 @@ __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMe
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
-MINUS_INF_F16 = 0xFC00
+NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class KVCache:
 
     def find(self, ubatch: MicroBatch) -> Placement | None:
         """Find cells for the tokens of a micro-batch; None where there is no room."""
-        streams = [0] if self.n_stream == 1 else ubatch.seq_ids
+        streams = [0] if self.n_stream == 1 else [seq_id for seq_id, _ in ubatch.runs]
         per_stream = len(ubatch.tokens) // len(streams)
         found = [self.cells[stream].find(per_stream, self.window) for stream in streams]
         cells = [c for c in found if c is not None]
@@ -115,13 +116,20 @@ class KVCache:
 
     def take(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Put the tokens into the cells found for them, and see how far the graph has to look."""
-        start = 0
+        start = end = 0
         for stream, found in zip(placement.streams, placement.cells, strict=True):
-            cells, part = self.cells[stream], slice(start, start + len(found))
-            cells.place(found, ubatch.positions[part], ubatch.seq_of_token if self.n_stream == 1 else 0)
-            used = max(N_KV_PAD, -(-cells.end // N_KV_PAD) * N_KV_PAD)
-            placement.n_kv = max(placement.n_kv, min(self.size, used))
-            start += len(found)
+            cells, n = self.cells[stream], len(found)
+            runs = ubatch.runs if self.n_stream == 1 else [(0, n)]
+            cells.place(found, ubatch.positions[start : start + n], runs)
+            end, start = max(end, cells.end), start + n
+        placement.n_kv = min(self.size, max(N_KV_PAD, -(-end // N_KV_PAD) * N_KV_PAD))
+
+    def room_behind(self, placement: Placement) -> int:
+        """Return how often a placement can be repeated in the cells behind it without a graph that looks further."""
+        if self.transposed_v:
+            return 0
+        used = zip(placement.streams, placement.cells, strict=True)
+        return min(self.cells[stream].room_behind(len(cells), placement.n_kv) for stream, cells in used)
 
     def snapshot(self) -> list[Cells]:
         """Return who has which cell, to `restore` it."""
@@ -185,7 +193,7 @@ class KVCache:
 class KVInputs:
     """The inputs of one graph that concern one cache, and the views of the cache that the graph reads."""
 
-    __slots__ = ("_shape", "cache", "g", "k_idxs", "k_rot", "mask", "n_kv", "v_idxs", "v_rot")
+    __slots__ = ("_arrays", "_rotations", "_shape", "cache", "g", "k_idxs", "k_rot", "mask", "n_kv", "v_idxs", "v_rot")
 
     def __init__(self, g: Context, cache: KVCache, placement: Placement, n_tokens: int, name: str) -> None:
         self.g, self.cache, self.n_kv = g, cache, placement.n_kv
@@ -259,49 +267,87 @@ class KVInputs:
             row(d), row(cached.ne[0]), per_stream, per_stream * s0,
         )  # fmt: skip
 
+    def attach(self, inputs: Inputs) -> None:
+        """Find the arrays to write the inputs through, once they have memory."""
+        k_idxs, mask = inputs.array(self.k_idxs), inputs.array(self.mask).reshape(-1, self.n_kv)
+        self._arrays = k_idxs, None if self.v_idxs is None else inputs.array(self.v_idxs), mask
+        matrices = (self.k_rot, self.cache.k_rot), (self.v_rot, self.cache.v_rot)
+        self._rotations = [(inputs.array(x), matrix) for x, matrix in matrices if x is not None]
+
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the inputs for a micro-batch of the shape this graph was built for."""
-        cache = self.cache
-        bases = [stream * cache.size for stream in placement.streams]
-        idxs = np.concatenate([cells + base for cells, base in zip(placement.cells, bases, strict=True)])
-        self.k_idxs.set(idxs)
-        if self.v_idxs is None:
+        cache, (k_idxs, v_idxs, _) = self.cache, self._arrays
+        start = 0
+        for stream, cells in zip(placement.streams, placement.cells, strict=True):
+            k_idxs[start : start + len(cells)] = cells + stream * cache.size if stream else cells
+            start += len(cells)
+        if v_idxs is None:
             pass
         elif cache.transposed_v:
             steps = np.arange(cache.v_width) * cache.size
-            parts = [cells[:, None] + (steps + base * cache.v_width)
-                     for cells, base in zip(placement.cells, bases, strict=True)]  # fmt: skip
-            self.v_idxs.set(np.concatenate(parts).reshape(-1))
+            first = [cells + stream * cache.size * cache.v_width
+                     for stream, cells in zip(placement.streams, placement.cells, strict=True)]  # fmt: skip
+            v_idxs[:] = (np.concatenate(first)[:, None] + steps).reshape(-1)
         else:
-            self.v_idxs.set(idxs)
-        self.mask.set(self._mask(ubatch, placement))
-        for rotation, matrix in ((self.k_rot, cache.k_rot), (self.v_rot, cache.v_rot)):
-            if rotation is not None and matrix is not None:
-                rotation.set(matrix)
+            v_idxs[:] = k_idxs
+        for arguments in self._masks(ubatch.runs, ubatch.positions):
+            C.ggufpy_write_mask(*arguments)
+        for array, matrix in self._rotations:
+            array[:] = matrix
 
-    def _mask(self, ubatch: MicroBatch, placement: Placement) -> npt.NDArray[Any]:
-        cache, n_kv = self.cache, self.n_kv
-        seen = np.empty((len(ubatch.tokens), n_kv), np.bool_)
-        bias = np.empty(seen.shape, np.float32) if cache.options.alibi else None
-        for seq_id in ubatch.seq_ids:
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Return a function that places and writes one more token of each sequence, behind the last, at `positions`.
+
+        It may be called as often as `room_behind` says, with other values in the same array.
+        """
+        (k_idxs, v_idxs, _), rotations, masks = self._arrays, self._rotations, self._masks(runs, positions)
+        owners = []
+        for i, (seq_id, _) in enumerate(runs):
+            stream, row = self.cache.stream_row(seq_id)
+            owners.append((i, self.cache.cells[stream], row, stream * self.cache.size))
+
+        def follow() -> None:
+            for i, cells, row, base in owners:
+                k_idxs[i] = base + cells.append(row, positions[i])
+            if v_idxs is not None:
+                v_idxs[:] = k_idxs
+            for arguments in masks:
+                C.ggufpy_write_mask(*arguments)
+            for array, matrix in rotations:
+                array[:] = matrix
+
+        return follow
+
+    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[tuple[Any, ...]]:
+        """Return what `ggufpy_write_mask` is called with for each sequence."""
+        cache, mask, start, calls = self.cache, self._arrays[2], 0, []
+        window, options = cache.window, cache.options
+        before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
+        after = 0 if options.causal else NO_LIMIT
+        for seq_id, n in runs:
             stream, row = cache.stream_row(seq_id)
-            mine = ubatch.seq_of_token == seq_id if len(ubatch.seq_ids) > 1 else slice(None)
-            cells, positions = cache.cells[stream], ubatch.positions[mine]
-            seen[mine] = cells.visible(row, positions, n_kv, cache.window, causal=cache.options.causal)
-            if bias is not None:
-                bias[mine] = -np.abs(cells.pos[:n_kv] - positions[:, None])
-        return attention_mask(seen, bias, cache.options.flash_attn).reshape(self.mask.shape)
+            cells, part = cache.cells[stream], slice(start, start + n)
+            limits = before, after, chunk, options.alibi
+            calls.append(mask_arguments(mask[part], cells.pos, cells.has[row], positions[part], *limits))
+            start += n
+        return calls
 
 
-def attention_mask(seen: BoolArray, bias: npt.NDArray[np.float32] | None, flash_attn: bool) -> npt.NDArray[Any]:
-    """Turn what is seen into numbers to add to the scores: 0 or the bias, and -inf for the rest."""
-    mask: npt.NDArray[Any]
-    if flash_attn and bias is None:  # the short way, as every token goes it
-        mask = ((~seen).astype(np.uint16) * np.uint16(MINUS_INF_F16)).view(np.float16)
-        return mask
-    mask = np.where(seen, np.float32(0) if bias is None else bias, np.float32(-np.inf))
-    with np.errstate(over="ignore"):  # F16 has no distances beyond 65504
-        return mask.astype(np.float16) if flash_attn else mask
+def mask_arguments(
+    mask: npt.NDArray[Any], cells: IntArray, has: BoolArray, positions: IntArray,
+    before: int, after: int, chunk: int = 0, alibi: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return what `ggufpy_write_mask` takes to write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells].
+
+    A token sees cells that the sequence `has`, with positions from `before` its own (or the start of its `chunk`) on
+    to `after` behind its own: 0 there or minus the distance, -inf elsewhere. Arrays are contiguous and kept alive;
+    `cells` and `has` may be longer than rows.
+    """
+    pointer, (n, n_cells) = ffi.from_buffer, mask.shape
+    return (
+        pointer(mask), mask.itemsize == 2, pointer("int32_t[]", cells), pointer("bool[]", has), n_cells,
+        pointer("int32_t[]", positions), n, before, after, chunk, alibi,
+    )  # fmt: skip
 
 
 class Memory:
@@ -353,6 +399,11 @@ class Memory:
         pairs = zip(self.caches, placements, strict=True)
         return [cache.inputs(g, placement, n_tokens) for cache, placement in pairs]  # type: ignore[arg-type]
 
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Return how often a micro-batch's placements can be repeated behind it with the graph they have."""
+        pairs = zip(self.caches, placements, strict=True)
+        return min(cache.room_behind(placement) for cache, placement in pairs)  # type: ignore[arg-type]  # each its own
+
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Try whether micro-batches can be placed one after another; changes nothing."""
         before = [cache.snapshot() for cache in self.caches]
@@ -393,7 +444,7 @@ class NoCache:
 class CallInputs:
     """The mask of one graph whose tokens see each other only, and each layer's keys and values on their way."""
 
-    __slots__ = ("cache", "g", "k", "k_rot", "mask", "v", "v_rot")
+    __slots__ = ("_array", "cache", "g", "k", "k_rot", "mask", "v", "v_rot")
 
     def __init__(self, g: Context, cache: NoCache, n_tokens: int) -> None:
         self.g, self.cache = g, cache
@@ -422,17 +473,28 @@ class CallInputs:
         """Return the values; without flash attention transposed, in the place of [n_tokens, n_head_kv, n_embd_head]."""
         return self.v[il] if self.cache.options.flash_attn else _transposed(self.g, self.v[il])
 
+    def attach(self, inputs: Inputs) -> None:
+        """Find the array to write the mask through, once it has memory."""
+        self._array = inputs.array(self.mask).reshape(self.mask.ne[1], -1)
+
+    def follower(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> Callable[[], None]:
+        """Refuse: there is never room behind."""
+        raise NotImplementedError
+
     def set(self, ubatch: MicroBatch, placement: Placement) -> None:
         """Write the mask: tokens see those of their sequence, within half a window to both sides where there is one."""
         options, n_swa, positions = self.cache.options, self.cache.n_swa, ubatch.positions
-        seen = ubatch.seq_of_token[:, None] == ubatch.seq_of_token
-        distance = np.abs(positions[:, None] - positions)
-        if options.causal:
-            seen &= positions <= positions[:, None]
-        if n_swa:
-            seen &= distance <= n_swa // 2
-        bias = (-distance).astype(np.float32) if options.alibi else None
-        self.mask.set(attention_mask(seen, bias, options.flash_attn).reshape(self.mask.shape))
+        before = n_swa // 2 if n_swa else NO_LIMIT
+        after = 0 if options.causal else before
+        start = 0
+        for _, n in ubatch.runs:
+            part, mine = slice(start, start + n), np.zeros(len(positions), np.bool_)
+            mine[part] = True
+            rows = self._array[part]
+            C.ggufpy_write_mask(
+                *mask_arguments(rows, positions, mine, positions[part], before, after, 0, options.alibi)
+            )
+            start += n
 
 
 CacheInputs = KVInputs | CallInputs | StateInputs
@@ -455,6 +517,10 @@ class NoMemory:
     def inputs(self, g: Context, placements: Sequence[Place], n_tokens: int) -> list[CallInputs]:
         """Make the inputs of a graph for micro-batches of a shape."""
         return [CallInputs(g, cache, n_tokens) for cache in self.caches]
+
+    def room_behind(self, placements: Sequence[Place]) -> int:
+        """Have none, as nothing stays."""
+        return 0
 
     def fits(self, ubatches: Sequence[MicroBatch]) -> bool:
         """Find room for anything."""

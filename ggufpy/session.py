@@ -11,9 +11,9 @@ import atexit
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from ggufpy.batch import (
 )
 from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.graph import Context, Graph, Inputs, Tensor
 from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Place
 from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
@@ -126,20 +126,58 @@ class _Run:
     key: tuple[object, ...]
     context: Context
     graph: Graph
-    tokens: Tensor
-    positions: Tensor
-    out_ids: Tensor | None
-    derived: list[tuple[Tensor, FromPositions]]
-    pool: Tensor | None
+    inputs: Inputs
+    tokens: npt.NDArray[Any]
+    positions: npt.NDArray[Any]
+    out_ids: npt.NDArray[Any] | None
+    derived: list[tuple[npt.NDArray[Any], FromPositions]]
+    pool: npt.NDArray[Any] | None
     caches: Sequence[CacheInputs]
     output: Tensor | None
     in_place: FloatArray | None  # the output's memory, where the host can see it
 
     def result(self) -> FloatArray:
         """Return the logits or embeddings, [n_outputs, width], valid until the next computation."""
+        if self.in_place is not None:
+            return self.in_place
         assert self.output is not None
-        rows = self.output.get() if self.in_place is None else self.in_place
-        return rows.reshape(-1, self.output.ne[0])
+        rows: FloatArray = self.output.get().reshape(-1, self.output.ne[0])
+        return rows
+
+
+@dataclass(slots=True)
+class _Step:
+    """How to give each sequence of the last computation one more token, with its graph, at little cost."""
+
+    runs: list[tuple[int, int]]
+    positions: IntArray
+    out_ids: IntArray
+    followers: list[Callable[[], None]]
+    left: int  # how many times
+
+    def tokens_of(self, items: Sequence[Any], n_vocab: int) -> list[int] | None:
+        """Return the tokens of a batch if it is one for each of these sequences, with its logits; otherwise None."""
+        if not self.left or len(items) != len(self.runs):
+            return None
+        tokens = []
+        for item, (expected, _) in zip(items, self.runs, strict=True):
+            if type(item) is not tuple or len(item) != 3:
+                return None
+            seq_id, ids, wanted = item
+            single = len(ids) == 1 if type(ids) is list else type(ids) is np.ndarray and ids.shape == (1,)
+            if (
+                not single
+                or type(seq_id) is not int
+                or seq_id != expected
+                or type(wanted) is not str
+                or wanted != "last"
+            ):
+                return None
+            token = ids[0]
+            if type(token) not in (int, np.int32, np.int64) or not 0 <= token < n_vocab:
+                return None
+            tokens.append(int(token))
+        return tokens
 
 
 class Session:
@@ -183,8 +221,12 @@ class Session:
         self._backends = [Backend(device) for device in layout.devices]
         self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
         self._scheduler = Scheduler(self._backends, self._n_nodes)
+        self._streams = self._memory.caches[0].n_stream > 1
+        self._evenly = self._streams or isinstance(self._memory.caches[-1], StateCache)
+        self._alone = arch.cacheless or not config.causal_attn  # a call's tokens have to be computed together
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._run: _Run | None = None
+        self._step: _Step | None = None
         self._closed = False
         _open_sessions.add(self)
 
@@ -213,36 +255,46 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------------- decoding
 
-    def decode(self, token_ids: Sequence[int] | IntArray, *, seq_id: int = 0, logits: Wanted = "last") -> FloatArray:
+    def decode(
+        self, token_ids: Sequence[int] | IntArray, *, seq_id: int = 0, logits: Wanted = "last", copy: bool = True
+    ) -> FloatArray:
         """Append tokens to a sequence and return the logits of the wanted ones, float32 [n_outputs, n_vocab].
 
-        The array is the caller's. `logits` may be "last", "all", or indices into `token_ids`. Raises
-        ContextLengthError, with nothing changed, where the tokens do not fit, and ValueError for ids out of range.
+        `logits` may be "last", "all", or indices into `token_ids`. The array is the caller's, or, with copy=False, may
+        be the session's own: read-only, and overwritten by its next computation. Raises ContextLengthError, with
+        nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
-        return self.decode_batch([(seq_id, token_ids, logits)])[0]
+        return self.decode_batch(((seq_id, token_ids, logits),), copy=copy)[0]
 
-    def decode_batch(self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]]) -> list[FloatArray]:
+    def decode_batch(
+        self, batch: Iterable[tuple[int, Sequence[int] | IntArray, Wanted]], *, copy: bool = True
+    ) -> list[FloatArray]:
         """Append tokens to several sequences at once; returns each one's logits as `decode` does, in this order.
 
         Micro-batches are cut as llama.cpp cuts them. Raises as `decode` does, and UnsupportedArchitectureError for
         models without logits. A failure in the middle (BackendError) leaves micro-batches already computed in place;
         `n_past` says how far each sequence is, 0 where recurrent layers have lost their state.
         """
-        items = list(batch)  # before the lock: the caller's iterator may ask this session
-        for i, item in enumerate(items):
-            if not isinstance(item, (tuple, list)) or len(item) != 3:
-                raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
+        items = tuple(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
             self._check_open()
             if not self._arch.logits:
                 raise UnsupportedArchitectureError(
                     f"{self._config.architecture} models give no logits, see Session.embed"
                 )
+            if self._step is not None and (tokens := self._step.tokens_of(items, self._config.n_vocab)):
+                rows = self._follow(self._step, tokens)
+                each = [rows] if len(tokens) == 1 else [rows[i : i + 1] for i in range(len(tokens))]
+                return [row.copy() for row in each] if copy else each
+            for i, item in enumerate(items):
+                if not isinstance(item, (tuple, list)) or len(item) != 3:
+                    raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
             parts = [self._part(*item) for item in items]
-            seq_ids = [part.seq_id for part in parts]
-            if len(set(seq_ids)) < len(seq_ids):
-                raise ValueError(f"each sequence may appear once in a batch, got seq_ids {seq_ids}")
-            self._decode(parts, "logits")
+            if len(parts) > 1 and len({part.seq_id for part in parts}) < len(parts):
+                raise ValueError(
+                    f"each sequence may appear once in a batch, got seq_ids {[part.seq_id for part in parts]}"
+                )
+            self._decode(parts, "logits", copy)
             return [part.result() for part in parts]
 
     def embed(
@@ -270,49 +322,81 @@ class Session:
                 placements = self._memory.place(ubatch)
                 if placements is None:
                     raise self._no_room([part])
-                pooled: FloatArray = self._compute(ubatch, placements, pooling)[0].copy()
+                pooled: FloatArray = self._run_micro_batch(ubatch, placements, pooling)[0].copy()
                 return pooled
             finally:
                 self._memory.trim(part.seq_id, 0)
                 self._tokens[part.seq_id].clear()
 
-    def _decode(self, parts: list[Part], output: Output) -> None:
+    def _decode(self, parts: list[Part], output: Output, copy: bool = True) -> None:
         """Compute a batch, micro-batch by micro-batch."""
-        if self._arch.cacheless or not self._config.causal_attn:
+        if self._alone:
             self._check_one_micro_batch(parts)
-        streams = self._memory.caches[0].n_stream > 1
-        evenly = streams or isinstance(self._memory.caches[-1], StateCache)
-        plan = list(split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=evenly, neighbours=streams))
+        plan = split(parts, n_batch=self.n_batch, n_ubatch=self.n_ubatch, evenly=self._evenly, neighbours=self._streams)
         if len(plan) > 1 and not self._memory.fits([micro_batch(parts, pieces) for pieces in plan]):
             raise self._no_room(parts)
         for pieces in plan:
             try:
-                self._advance(parts, pieces, output)
+                self._advance(parts, pieces, output, copy)
             except BaseException:
                 self._forget_unfinished([part.seq_id for part in parts])
                 raise
 
-    def _advance(self, parts: list[Part], pieces: list[Piece], output: Output) -> None:
+    def _follow(self, step: _Step, tokens: list[int]) -> FloatArray:
+        """Give each sequence of the last computation one more token; returns their rows in place."""
+        run = cast(_Run, self._run)
+        step.left -= 1
+        for i, (seq_id, _) in enumerate(step.runs):
+            run.tokens[i] = tokens[i]
+            step.positions[i] = len(self._tokens[seq_id])
+        try:
+            run.positions[:] = _planes(step.positions, self._n_planes)
+            for array, values in run.derived:
+                array[:] = values(step.positions)
+            if run.out_ids is not None:
+                run.out_ids[:] = step.out_ids
+            for follow in step.followers:
+                follow()
+            self._compute(run)
+        except BaseException:
+            self._forget_unfinished([seq_id for seq_id, _ in step.runs])
+            raise
+        for (seq_id, _), token in zip(step.runs, tokens, strict=True):
+            self._tokens[seq_id].append(token)
+        return run.result()
+
+    def _advance(self, parts: list[Part], pieces: list[Piece], output: Output, copy: bool) -> None:
         """Place one micro-batch, compute it, and note its tokens and rows."""
         ubatch = micro_batch(parts, pieces)
         placements = self._memory.place(ubatch)
         if placements is None:
             raise self._no_room(parts)
-        rows, start = self._compute(ubatch, placements, output), 0
-        for piece in pieces:
-            part = parts[piece.part]
+        rows, start = self._run_micro_batch(ubatch, placements, output), 0
+        for i, first, last in pieces:
+            part = parts[i]
             if not self._arch.cacheless:
-                self._tokens[part.seq_id] += part.ids[piece.start : piece.stop].tolist()
-            stop = start + len(part.wanted_in(piece))
-            part.add(rows[start:stop])
+                self._tokens[part.seq_id] += part.ids[first:last].tolist()
+            stop = start + len(part.wanted_in(first, last))
+            part.add(rows[start:stop], copy=copy)
             start = stop
+        if output == "logits" and len(ubatch.tokens) == len(pieces) == start:
+            self._remember(ubatch, placements)
+
+    def _remember(self, ubatch: MicroBatch, placements: list[Place]) -> None:
+        """Prepare for one more token of each sequence of a micro-batch of one token each."""
+        caches, runs, positions = cast(_Run, self._run).caches, ubatch.runs, ubatch.positions
+        left = min(self.n_ctx_seq, self._n_positions) - 1 - int(positions.max())
+        left = min(left, self._memory.room_behind(placements))
+        if left > 0:
+            followers = [cache.follower(runs, positions) for cache in caches]
+            self._step = _Step(runs, positions, ubatch.out_ids, followers, left)
 
     def _forget_unfinished(self, seq_ids: list[int]) -> None:
         """Give back the cells of tokens that were placed but not computed, whatever stopped that.
 
         A sequence whose state these tokens may have touched is left empty.
         """
-        self._run = None
+        self._run = self._step = None
         for seq_id in seq_ids:
             try:
                 self._memory.trim(seq_id, len(self._tokens[seq_id]))
@@ -327,7 +411,7 @@ class Session:
         if not len(ids):
             raise ValueError(f"{expected}, got {token_ids!r:.60}")
         n_vocab = self._config.n_vocab
-        if ((ids < 0) | (ids >= n_vocab)).any():
+        if not 0 <= ids.item(ids.argmin()) <= ids.item(ids.argmax()) < n_vocab:
             i = int(np.flatnonzero((ids < 0) | (ids >= n_vocab))[0])
             raise ValueError(f"token_ids[{i}]: expected an id from 0 to {n_vocab - 1}, got {ids[i]}")
         n_past = len(self._tokens[seq_id])
@@ -338,7 +422,7 @@ class Session:
             )
         rows, order = wanted_rows(wanted, len(ids))
         if self._arch.cacheless:  # every row is computed, as in llama.cpp
-            rows, order = np.arange(len(ids)), rows if order is None else rows[order]
+            rows, order = range(len(ids)), np.asarray(rows) if order is None else np.asarray(rows)[order]
         return Part(seq_id, ids.astype(np.int32), n_past, rows, order)
 
     def _check_one_micro_batch(self, parts: list[Part]) -> None:
@@ -354,38 +438,42 @@ class Session:
 
     # ----------------------------------------------------------------------------------------------- one computation
 
-    def _compute(self, ubatch: MicroBatch, placements: list[Place], output: Output) -> FloatArray:
+    def _run_micro_batch(self, ubatch: MicroBatch, placements: list[Place], output: Output) -> FloatArray:
         """Run one micro-batch that has its cells; returns its rows in place, valid until the next computation."""
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
-        run = self._run
-        if run is None or run.key != key:
-            run = self._build(key, output, n_tokens, n_outputs, placements)
-        run.tokens.set(ubatch.tokens)
-        run.positions.set(_planes(ubatch.positions, self._n_planes))
-        for tensor, values in run.derived:
-            tensor.set(values(ubatch.positions))
+        self._step = None
+        if self._run is None or self._run.key != key:
+            self._build(key, output, n_tokens, n_outputs, placements)
+        run = cast(_Run, self._run)
+        run.tokens[:] = ubatch.tokens
+        run.positions[:] = _planes(ubatch.positions, self._n_planes)
+        for array, values in run.derived:
+            array[:] = values(ubatch.positions)
         if run.out_ids is not None:
-            run.out_ids.set(ubatch.out_ids)
+            run.out_ids[:] = ubatch.out_ids
         if run.pool is not None:
-            run.pool.set(_pool(output, n_tokens))
+            run.pool[:] = _pool(output, n_tokens)
         for cache, placement in zip(run.caches, placements, strict=True):
             cache.set(ubatch, placement)  # type: ignore[arg-type]  # each its own
-        self._backends[-1].set_n_threads(self.n_threads if n_tokens == 1 else self.n_threads_batch)
+        self._compute(run)
+        return np.empty((0, self._config.n_vocab), np.float32) if run.output is None else run.result()
+
+    def _compute(self, run: _Run) -> None:
+        """Compute a graph whose inputs are written."""
+        run.inputs.send()
+        self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
         if not self._scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
                 self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
-        if run.output is None:
-            return np.empty((0, self._config.n_vocab), np.float32)
-        return run.result()
 
     def _build(
         self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Place]
-    ) -> _Run:
+    ) -> None:
         """Assemble the graph for a shape and give its tensors memory."""
-        self._run = None
+        self._run = None  # and with it the arrays that look into this memory
         self._scheduler.reset()
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
@@ -421,9 +509,19 @@ class Session:
         if result is not None:
             g.output(result)
         self._scheduler.alloc(graph)
-        in_place = result.numpy_view() if result is not None and len(self._backends) == 1 else None
-        self._run = _Run(key, g, graph, tokens, positions, out_ids, inputs.derived, pool, caches, result, in_place)
-        return self._run
+        in_place = None
+        if result is not None and len(self._backends) == 1:
+            in_place = result.numpy_view().reshape(-1, result.ne[0])
+        arrays = Inputs()
+        for cache in caches:
+            cache.attach(arrays)
+        self._run = _Run(
+            key, g, graph, arrays, arrays.array(tokens), arrays.array(positions),
+            None if out_ids is None else arrays.array(out_ids),
+            [(arrays.array(tensor), values) for tensor, values in inputs.derived],
+            None if pool is None else arrays.array(pool),
+            caches, result, in_place,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -448,6 +546,7 @@ class Session:
         with self._lock:
             self._check_open()
             seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
+            self._step = None
             self._memory.trim(seq_id, n)
             del self._tokens[seq_id][n:]
 
@@ -456,6 +555,7 @@ class Session:
         with self._lock:
             self._check_open()
             src, dst = self._seq(src), self._seq(dst)
+            self._step = None
             if src != dst:
                 self._memory.fork(src, dst)
                 self._tokens[dst] = self._tokens[src].copy()
@@ -464,6 +564,7 @@ class Session:
         """Forget a sequence, or all of them; the latter is as good as a new session, to the last bit."""
         with self._lock:
             self._check_open()
+            self._step = None
             if seq_id is None:
                 self._memory.clear()
             else:
@@ -488,7 +589,7 @@ class Session:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._run = None
+                self._run = self._step = None
                 self._scheduler.close()
                 for backend in self._backends:
                     backend.close()
@@ -511,6 +612,8 @@ class Session:
 
     def _seq(self, seq_id: int) -> int:
         """Return a sequence's number as a plain int; ValueError where there is no such sequence."""
+        if type(seq_id) is int and 0 <= seq_id < self.options.n_seq_max:
+            return seq_id
         return _integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
 
 

@@ -17,7 +17,7 @@ from ggufpy.backend import Buffer, Device
 from ggufpy.batch import MicroBatch
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Tensor
+from ggufpy.graph import Context, Graph, Inputs, Tensor
 
 __all__ = ["Rows", "StateCache", "StateInputs"]
 
@@ -72,7 +72,7 @@ class StateCache:
     def find(self, ubatch: MicroBatch) -> Rows:
         """Find the rows for a micro-batch: a sequence's own, or one that nobody has in the place of a shared one."""
         read, write, rows = [], [], self.rows.copy()
-        for seq_id in ubatch.seq_ids:
+        for seq_id, _ in ubatch.runs:
             row = rows[seq_id]
             read.append(row)
             if row == self.empty or rows.count(row) > 1:
@@ -82,10 +82,13 @@ class StateCache:
 
     def take(self, ubatch: MicroBatch, rows: Rows) -> None:
         """Give the sequences the rows found for them."""
-        n_tokens = len(ubatch.tokens) // len(ubatch.seq_ids)
-        for seq_id, row in zip(ubatch.seq_ids, rows.write.tolist(), strict=True):
+        for (seq_id, n), row in zip(ubatch.runs, rows.write.tolist(), strict=True):
             self.rows[seq_id] = row
-            self.n_past[seq_id] += n_tokens
+            self.n_past[seq_id] += n
+
+    def room_behind(self, rows: Rows) -> int:
+        """Return how often a placement can be repeated: without end, as it keeps its rows."""
+        return 2**31 - 1
 
     def snapshot(self) -> tuple[list[int], list[int]]:
         """Return who has which row, to `restore` it."""
@@ -125,7 +128,7 @@ class StateCache:
 class StateInputs:
     """The inputs of one graph that concern states: the rows to read and to write."""
 
-    __slots__ = ("cache", "g", "n_seqs", "read", "write")
+    __slots__ = ("_arrays", "cache", "g", "n_seqs", "read", "write")
 
     def __init__(self, g: Context, cache: StateCache, n_seqs: int) -> None:
         self.g, self.cache, self.n_seqs = g, cache, n_seqs
@@ -147,7 +150,23 @@ class StateInputs:
         state = self.g.reshape_2d(state, target.ne[0], self.n_seqs)
         graph.expand(self.g.set_rows(target, state, self.write))
 
+    def attach(self, inputs: Inputs) -> None:
+        """Find the arrays to write the inputs through, once they have memory."""
+        self._arrays = inputs.array(self.read), inputs.array(self.write)
+
     def set(self, ubatch: MicroBatch, rows: Rows) -> None:
         """Write the inputs for a micro-batch of the shape this graph was built for."""
-        self.read.set(rows.read)
-        self.write.set(rows.write)
+        read, write = self._arrays
+        read[:], write[:] = rows.read, rows.write
+
+    def follower(self, runs: Sequence[tuple[int, int]], positions: npt.NDArray[np.int32]) -> Callable[[], None]:
+        """Return a function that writes the inputs for one more token of each sequence, of those last placed."""
+        (read, write), n_past = self._arrays, self.cache.n_past
+        rows = [self.cache.rows[seq_id] for seq_id, _ in runs]
+
+        def follow() -> None:
+            read[:] = write[:] = rows
+            for seq_id, _ in runs:
+                n_past[seq_id] += 1
+
+        return follow

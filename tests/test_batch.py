@@ -65,7 +65,7 @@ def test_a_micro_batch_knows_positions_and_outputs() -> None:
     made = micro_batch(parts, [Piece(0, 1, 4), Piece(1, 0, 2)])
     assert [1, 2, 3, 100, 101] == made.tokens.tolist()
     assert [8, 9, 10, 0, 1] == made.positions.tolist()
-    assert ([0, 1], [0, 0, 0, 1, 1]) == (made.seq_ids, made.seq_of_token.tolist())
+    assert made.runs == [(0, 3), (1, 2)]
     assert [0, 2, 3, 4] == made.out_ids.tolist()
 
 

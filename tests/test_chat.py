@@ -69,7 +69,15 @@ def test_variables_reach_the_template() -> None:
     """Tools, switches and anything else that a caller passes."""
     template = "{{ bos_token }}{% if enable_thinking %}think {% endif %}{{ tools[0].name }}"
     tokens = {"bos_token": BOS}
-    assert render(template, tokens=tokens, enable_thinking=True, tools=[{"name": "f"}]) == "<s>think f"
+    assert chat.render(template, HI, tokens, enable_thinking=True, tools=[{"name": "f"}]) == "<s>think f"
+
+
+@pytest.mark.parametrize("tokenize", [False, True])
+def test_variables_may_have_any_name(tokenize: bool) -> None:
+    """Those of our own parameters too: a caller's dictionary of variables goes to the template as it is."""
+    names = ("self", "template", "tokens", "guarded", "variables", "kwargs")
+    text = tokenizer("{{ self is defined }}" + "".join(f"{{{{ {name} }}}}" for name in names[1:]))
+    assert text.apply_chat_template(HI, tokenize=tokenize, **dict.fromkeys(names, 1))
 
 
 def test_a_refusal_keeps_its_words() -> None:

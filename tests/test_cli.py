@@ -53,6 +53,18 @@ def start(*arguments: object, **options) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, **{**pipes, **options})
 
 
+@pytest.mark.skipif(os.name != "posix", reason="file descriptors are closed")
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("command", ["inspect", "tokenize", "--version"])
+def test_a_closed_stream_is_one_that_nobody_reads(command, closed, small_file, vocabulary):
+    """`>&-` and its like: no internal error, and no file of ours takes a standard stream's number."""
+    arguments = {"inspect": [small_file], "tokenize": [vocabulary], "--version": []}[command]
+    process = start(command, *arguments, preexec_fn=lambda: [os.close(number) for number in closed])
+    out, err = process.communicate(b"", timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert bool(out) == (1 not in closed)
+
+
 # Usage and errors
 
 
@@ -458,13 +470,17 @@ def test_template_shows_templates(vocabulary, capsys, tmp_path):
         ("[", [], 2, "expected JSON, and line 1 is not"),
         ("7", [], 2, "expected a list of messages, or an object with messages"),
         ("[7]", [], 1, "expected a list of messages, each with a role"),
+        ("[" * 100_000, [], 2, "MESSAGES: maximum recursion depth"),
+        ("1" * 10_000, [], 2, "MESSAGES: Exceeds the limit"),
+        ("\xff", [], 2, "chat.json: expected UTF-8, found another byte at 0"),
+        ("[]", ["--chat-template", sys.executable], 2, "expected UTF-8, found another byte"),
         ("[]", ["--name", "nope"], 2, "the file has no template 'nope'; it has tool_use, default"),
         ("[]", ["--name", "default", "--chat-template", "x"], 2, "expected one of the two"),
     ],
 )
 def test_template_says_what_is_wrong(vocabulary, capsys, tmp_path, chat, options, code, reason):
     """In one line."""
-    (tmp_path / "chat.json").write_text(chat)
+    (tmp_path / "chat.json").write_text(chat, encoding="latin-1")
     assert main(["template", str(vocabulary), str(tmp_path / "chat.json"), *options]) == code
     error = capsys.readouterr().err
     assert reason in error

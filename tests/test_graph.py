@@ -645,6 +645,9 @@ MISUSES: dict[str, Callable[[Room], Any]] = {
     "rope_set_offset: not a rotation": lambda r: r.c.rope_set_offset(r.c.silu(r.a), 0),
     "cpy: sizes": lambda r: r.c.cpy(r.a, r.cube),
     "cpy: types": lambda r: r.c.cpy(r.n, r.half),
+    "cpy: long rows into short blocks": lambda r: r.c.cpy(
+        r.c.input(F32, 256, 64), r.c.new_tensor(GGMLType.Q5_0, 64, 256)
+    ),
     "cpy: into iq": lambda r: r.c.cpy(r.c.input(F32, 256), r.c.new_tensor(GGMLType.IQ2_XS, 256)),
     "cast: no such type": lambda r: r.c.cast(r.a, 5),
     "cast: half a block": lambda r: r.c.cast(r.a, GGMLType.Q4_0),

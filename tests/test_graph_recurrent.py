@@ -151,6 +151,14 @@ def test_triangles() -> None:
 MISUSES: dict[str, Callable[[Context], Any]] = {
     "ssm_conv: short": lambda c: c.ssm_conv(c.input(F32, 3, 5, 1), c.input(F32, 4, 5)),
     "ssm_conv: channels": lambda c: c.ssm_conv(c.input(F32, 9, 5, 1), c.input(F32, 4, 6)),
+    # ggml takes these for contiguous, as there is one element or row only; its kernels rely on the strides even so.
+    "ssm_scan: one state, far from the next": lambda c: c.ssm_scan(
+        c.view_4d(c.input(F32, 8, 64), 8, S, H, 1, 32, 32 * S, 64, 0), *[c.input(F32, *ne) for ne in
+        ((S, H, T, N), (H, T, N), (1, H), (8, 1, T, N), (8, 1, T, N))], c.input(I32, N)),
+    "ssm_conv: one step, permuted": lambda c: c.ssm_conv(c.permute(c.input(F32, 5, 1, 2), 1, 0, 2, 3),
+                                                         c.input(F32, 1, 5)),
+    "ssm_conv: one channel, in longer rows": lambda c: c.ssm_conv(c.view_3d(c.input(F32, 9, 1, 1), 6, 1, 1, 36, 36, 0),
+                                                                  c.input(F32, 4, 1)),
     "rwkv_wkv6: sequences": lambda c: c.rwkv_wkv6(*[c.input(F32, S, H, 5)] * 3, c.input(F32, S, H),
                                                   c.input(F32, S, H, 5), c.input(F32, S * S * H, 2)),
     "rwkv_wkv6: tf": lambda c: c.rwkv_wkv6(*[c.input(F32, S, H, 4)] * 3, c.input(F32, S, 1), c.input(F32, S, H, 4),

@@ -172,6 +172,8 @@ def test_resolve_tells_names_from_paths(world, monkeypatch):
         DownloadError, match=r"'tinny' is neither a file nor a named model; the named models are .*tiny"
     ):
         hub.resolve("tinny")
+    with pytest.raises(DownloadError, match="an empty name"):
+        hub.resolve("")
 
 
 def test_wrong_content_is_refused(world, monkeypatch):

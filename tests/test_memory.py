@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from ggufpy._ffi.lib import C
 from ggufpy.cells import Cells, Window
-from ggufpy.memory import _hadamard, _largest_rotation
+from ggufpy.memory import NO_LIMIT, _hadamard, _largest_rotation, mask_arguments
 
 SIZE, ROWS = 48, 3
 
@@ -82,7 +83,7 @@ def test_cells_follow_the_rules(seed: int, n_swa: int) -> None:
                 continue
             n_found += 1
             positions = np.arange(n, dtype=np.int32) + retold.max_pos(row) + 1
-            cells.place(found, positions, row)
+            cells.place(found, positions, [(row, n)])
             retold.place(expected, positions.tolist(), row)
         elif choice < 0.9:
             keep = rng.randrange(retold.max_pos(row) + 2)
@@ -103,24 +104,56 @@ def test_cells_follow_the_rules(seed: int, n_swa: int) -> None:
     assert n_found > 20
 
 
+def visible(
+    cells: Cells,
+    row: int,
+    positions: list[int],
+    *,
+    n_cells: int = 8,
+    before: int = NO_LIMIT,
+    after: int = 0,
+    chunk: int = 0,
+) -> list[list[int]]:
+    """Return 1 for each cell that a position of the row sees, with all kinds of mask agreeing."""
+    seen = []
+    for dtype in (np.float16, np.float32):
+        for alibi in (False, True):
+            mask = np.full((len(positions), n_cells), np.nan, dtype)
+            owned, wanted = cells.has[row], np.array(positions, np.int32)
+            C.ggufpy_write_mask(*mask_arguments(mask, cells.pos, owned, wanted, before, after, chunk, alibi))
+            distance = np.abs(cells.pos[:n_cells] - np.array(positions)[:, None]) if alibi else 0
+            assert np.array_equal(mask, np.where(np.isneginf(mask), -np.inf, -distance * 1.0))
+            seen.append((~np.isneginf(mask)).astype(int).tolist())
+    assert all(other == seen[0] for other in seen)
+    return seen[0]
+
+
+def test_a_mask_may_look_both_ways() -> None:
+    """Where tokens see behind them, they see as far as they are told to."""
+    cells = Cells(8, 1)
+    cells.place(np.arange(5), np.arange(5, dtype=np.int32), [(0, 5)])
+    assert visible(cells, 0, [2], before=1, after=1) == [[0, 1, 1, 1, 0, 0, 0, 0]]
+    assert visible(cells, 0, [0], after=NO_LIMIT) == [[1, 1, 1, 1, 1, 0, 0, 0]]
+
+
 def test_visible_is_causal_windowed_and_of_one_sequence() -> None:
     """A position sees its own sequence up to itself, and of that no more than the window."""
     cells = Cells(8, 2)
-    cells.place(np.arange(4), np.arange(4, dtype=np.int32), 0)
-    cells.place(np.arange(4, 6), np.arange(2, dtype=np.int32), 1)
-    seen = cells.visible(0, np.array([2, 3], np.int32), 8, None)
-    assert seen.astype(int).tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
-    seen = cells.visible(0, np.array([3], np.int32), 8, Window(2))
-    assert seen.astype(int).tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
-    assert cells.visible(1, np.array([1], np.int32), 8, None).astype(int).tolist() == [[0, 0, 0, 0, 1, 1, 0, 0]]
+    cells.place(np.arange(4), np.arange(4, dtype=np.int32), [(0, 4)])
+    cells.place(np.arange(4, 6), np.arange(2, dtype=np.int32), [(1, 2)])
+    seen = visible(cells, 0, [2, 3])
+    assert seen == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+    seen = visible(cells, 0, [3], before=1)
+    assert seen == [[0, 0, 1, 1, 0, 0, 0, 0]]
+    assert visible(cells, 1, [1]) == [[0, 0, 0, 0, 1, 1, 0, 0]]
 
 
 def test_chunked_windows_begin_at_multiples_of_their_size() -> None:
     """A position sees what its chunk has of it, and cells of finished chunks are free for the next token."""
     cells, window = Cells(8, 1), Window(4, chunked=True)
-    cells.place(np.arange(6), np.arange(6, dtype=np.int32), 0)
-    seen = cells.visible(0, np.array([3, 4, 5], np.int32), 6, window)
-    assert seen.astype(int).tolist() == [[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+    cells.place(np.arange(6), np.arange(6, dtype=np.int32), [(0, 6)])
+    seen = visible(cells, 0, [3, 4, 5], n_cells=6, chunk=4)
+    assert seen == [[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
     found = cells.find(6, window)
     assert found is not None
     assert found.tolist() == [6, 7, 0, 1, 2, 3]

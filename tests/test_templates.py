@@ -43,13 +43,13 @@ def test_a_template_renders_as_with_transformers(name: str, monkeypatch: pytest.
         arguments = {"tools": None, **{key: value for key, value in conversation.items() if key != "messages"}}
         if isinstance(wanted, dict):
             with pytest.raises(TemplateError) as caught:
-                chat.render(template, messages, tokens=TOKENS, **arguments)
+                chat.render(template, messages, TOKENS, **arguments)
             assert wanted.get("refusal", str(caught.value)) == str(caught.value), case
             assert wanted.get("failure", "") in str(caught.value), case
         else:
-            assert wanted == chat.render(template, messages, tokens=TOKENS, **arguments), case
+            assert wanted == chat.render(template, messages, TOKENS, **arguments), case
             guarded = sorted(set(CONTROL.findall(template)))
-            text, shadow = chat.render_guarded(template, messages, guarded, tokens=TOKENS, **arguments)
+            text, shadow = chat.render_guarded(template, messages, guarded, TOKENS, **arguments)
             assert wanted == text, f"{case}, guarded"
             assert len(text) == len(shadow), case
 

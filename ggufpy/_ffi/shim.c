@@ -6,6 +6,7 @@
 #endif
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdlib.h>
 
 #if defined(__x86_64__)
@@ -305,6 +306,31 @@ static int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * l
         }
     }
     return -1;
+}
+
+/* Writes the attention mask of n tokens of one sequence, F16 or F32: rows of n_cells, a cell's value being 0, or with
+   `alibi` minus its distance, where the sequence has the cell and the token sees its position, and -inf elsewhere. A
+   token sees from `before` positions before its own, or from the start of its chunk, to `after` positions behind. */
+static void ggufpy_write_mask(void * mask, bool f16, const int32_t * cells, const bool * has, int64_t n_cells,
+                              const int32_t * positions, int64_t n, int64_t before, int64_t after, int64_t chunk, bool alibi) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t position = positions[i];
+        int64_t first = chunk ? position / chunk * chunk : position - before, last = position + after;
+        int32_t low = (int32_t) (first < 0 ? 0 : first), high = (int32_t) (last > INT32_MAX ? INT32_MAX : last);
+        ggml_fp16_t * half = (ggml_fp16_t *) mask + i * n_cells;
+        float * full = (float *) mask + i * n_cells;
+        for (int64_t k = 0; k < n_cells; k++) {
+            bool seen = has[k] & (cells[k] >= low) & (cells[k] <= high);
+            if (alibi) {
+                float value = seen ? -fabsf((float) (cells[k] - positions[i])) : -INFINITY;
+                if (f16) { half[k] = ggml_fp32_to_fp16(value); } else { full[k] = value; }
+            } else if (f16) {
+                half[k] = seen ? 0 : 0xFC00;
+            } else {
+                full[k] = seen ? 0.0f : -INFINITY;
+            }
+        }
+    }
 }
 
 /* --- callbacks ----------------------------------------------------------------------------------------------- */

@@ -5,13 +5,18 @@ Shapes are in ggml order here: the first dimension is the row, the one that is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ggufpy.errors import GGUFError
 from ggufpy.gguf import GGMLType, GGUFFile
 
-__all__ = ["TensorSpec", "check_tensors"]
+__all__ = ["Has", "Presence", "TensorSpec", "check_tensors", "linear"]
+
+Presence = bool | None
+"""Whether a file has something: True always, False never, None as it likes."""
+Has = Collection[str]
+"""The names that a file or a layer of it has; none where they are not known."""
 
 MAX_FAULTS_SHOWN = 40
 NO_WEIGHTS = [GGMLType[name] for name in ["I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"]]
@@ -34,6 +39,15 @@ class TensorSpec:
     f32: bool = False
     or_shape: tuple[int, ...] = ()
     unused: bool = False
+
+
+def linear(role: str, n_in: int, n_out: int, bias: Presence, *, scale: bool = True) -> Iterator[TensorSpec]:
+    """List the tensors of a matrix: weight, scale and bias."""
+    yield TensorSpec(f"{role}.weight", (n_in, n_out))
+    if scale:
+        yield TensorSpec(f"{role}.scale", (1,), optional=True)
+    if bias is not False:
+        yield TensorSpec(f"{role}.bias", (n_out,), optional=bias is None)
 
 
 def check_tensors(file: GGUFFile, table: Iterable[TensorSpec]) -> None:

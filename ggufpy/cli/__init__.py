@@ -14,6 +14,7 @@ import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ggufpy.cli.parser import UsageError, parse
 from ggufpy.cli.terminal import one_line, say
@@ -26,12 +27,26 @@ FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own when None) and return the exit code; nothing is raised."""
+    _open_closed_streams()
     try:
         args = parse(argv)
     except SystemExit as exit:  # argparse has printed what there is to say
         return exit.code if isinstance(exit.code, int) else FAILED
     with _reporting(args.verbose):
         return _run(args)
+
+
+def _open_closed_streams() -> None:
+    """Give a standard stream that was closed (`>&-`) to nobody, before a file of ours gets its number."""
+    streams = {"stdin": "r", "stdout": "w", "stderr": "w"}
+    if all(getattr(sys, name) for name in streams):
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(streams):
+        pass
+    os.close(number)
+    for name, mode in streams.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
 
 
 def _run(args: Namespace) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
 from ggufpy.cli.generate import show, statistics, write
-from ggufpy.cli.loading import find, load, open_session, sampling_params
+from ggufpy.cli.loading import find, load, open_session, read_text, sampling_params
 from ggufpy.cli.terminal import say
 from ggufpy.errors import ContextLengthError
 
@@ -23,7 +23,7 @@ HELP = "Enter sends, Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D
 def run(args: Namespace) -> int:
     """Answer each line of standard input until it ends."""
     params = sampling_params(args)
-    template = None if args.chat_template is None else Path(args.chat_template).read_text(encoding="utf-8")
+    template = None if args.chat_template is None else read_text(args.chat_template)
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     with load(find(args.model), args) as model, open_session(model, args) as session:
         messages = list(start)
@@ -68,6 +68,8 @@ def _interruptible() -> Iterator[threading.Event]:
 def _lines() -> Iterator[str]:
     """Read messages; empty lines are none. Ctrl-C takes a line back, and twice in a row ends the program."""
     interactive, interrupted = _is_interactive(), False
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale
     if interactive:
         say(HELP)
         with contextlib.suppress(ImportError):

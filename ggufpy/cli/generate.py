@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from ggufpy.cli.loading import find, load, open_session, sampling_params
+from ggufpy.cli.loading import find, load, open_session, read_text, sampling_params
 from ggufpy.cli.parser import UsageError
 from ggufpy.cli.terminal import Status, say, tolerant, visible
 
@@ -36,10 +36,7 @@ def _read_prompt(given: str | None) -> str:
         return given
     if given is None and sys.stdin.isatty():
         raise UsageError("expected a PROMPT, or one on standard input")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input: expected UTF-8, found another byte at {error.start}") from error
+    return read_text(None).removesuffix("\n").removesuffix("\r")
 
 
 def show(chunks: Generator[CompletionChunk, None, None], waiting_for: str) -> Completion:

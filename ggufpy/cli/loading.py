@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ggufpy.sampling import SamplingParams
     from ggufpy.session import Session
 
-__all__ = ["find", "load", "open_session", "sampling_params"]
+__all__ = ["find", "load", "open_session", "read_text", "sampling_params"]
 
 
 def find(name_or_path: str) -> Path:
@@ -26,6 +27,18 @@ def find(name_or_path: str) -> Path:
 
     with Status(f"fetching {name_or_path}", plain=True) as status:
         return resolve(name_or_path, progress=status.report)
+
+
+def read_text(path: str | None) -> str:
+    """Return the text of a file, or of standard input for None and "-"."""
+    if path in (None, "-"):
+        raw, where = sys.stdin.buffer.read(), "standard input"
+    else:
+        raw, where = Path(str(path)).read_bytes(), str(path)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: expected UTF-8, found another byte at {error.start}") from error
 
 
 def load(path: Path, args: Namespace) -> Model:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
-from ggufpy.cli.loading import find
+from ggufpy.cli.loading import find, read_text
 from ggufpy.cli.parser import UsageError
 from ggufpy.cli.terminal import tolerant, visible
 from ggufpy.tokenizer import Tokenizer
@@ -40,7 +39,7 @@ def run(args: Namespace) -> int:
 def _template(tokenizer: Tokenizer, args: Namespace) -> str | None:
     """Return the template that the options name; None leaves the choice to the file."""
     if args.chat_template:
-        return Path(args.chat_template).read_text(encoding="utf-8")
+        return read_text(args.chat_template)
     if args.name and args.name not in tokenizer.chat_templates:
         names = ", ".join(tokenizer.chat_templates) or "none"
         raise UsageError(f"--name: the file has no template {args.name!r}; it has {names}")
@@ -49,11 +48,13 @@ def _template(tokenizer: Tokenizer, args: Namespace) -> str | None:
 
 def _chat(path: str | None) -> dict[str, Any]:
     """Read messages and what comes with them."""
-    text = sys.stdin.read() if path in (None, "-") else Path(str(path)).read_text(encoding="utf-8")
+    text = read_text(path)
     try:
         chat = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"MESSAGES: expected JSON, and line {error.lineno} is not: {error.msg}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits
+        raise UsageError(f"MESSAGES: {error}") from None
     chat = {"messages": chat} if isinstance(chat, list) else chat
     if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
         raise UsageError("MESSAGES: expected a list of messages, or an object with messages in it")

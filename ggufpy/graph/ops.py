@@ -394,6 +394,8 @@ class Operations(ContextBase):
         self._convertible("cpy", a, b.type, a.ne == b.ne, b.layout, b=b)
         if b.type.is_quantized and a.ne[0] % b.type.block_size:
             raise refused("cpy", "rows of whole blocks expected", a=a, b=b)
+        if b.type.is_quantized and a.type is not b.type and a.ne[0] > b.ne[0]:  # ggml keeps room for a row of b
+            raise refused("cpy", "rows of at most the length of those of b expected", a=a, b=b)
         root = self._writes("cpy", b)
         return self._wrap(C.ggml_cpy(self._ptr, a.ptr, b.ptr), root)
 

@@ -10,20 +10,26 @@ from __future__ import annotations
 from ggufpy._ffi.lib import C
 from ggufpy.gguf import GGMLType
 from ggufpy.graph.context import ContextBase
-from ggufpy.graph.tensor import CONTIGUOUS, INT32_MAX, MAX_ELEMENTS, ROWS, Tensor, refused
+from ggufpy.graph.tensor import CONTIGUOUS, INT32_MAX, MAX_ELEMENTS, ROWS, STEPS, Tensor, refused
 
 __all__ = ["RecurrentOperations"]
 
 F32, I32 = GGMLType.F32, GGMLType.I32
 
 
+def _is_packed(t: Tensor) -> bool:
+    return bool(t.layout & CONTIGUOUS and t.layout & STEPS and t.nb[1] == t.ne[0] * t.nb[0])
+
+
 class RecurrentOperations(ContextBase):
     """What models with a state need beside the ordinary operations."""
 
     def _plain(self, op: str, layout: int = CONTIGUOUS, **operands: Tensor) -> None:
+        # Where there is one row or one matrix only, ggml takes any stride for contiguous; the kernels use it even so.
+        whole = layout == CONTIGUOUS
         for t in operands.values():
-            if t.type is not F32 or not t.layout & layout:
-                what = "contiguous f32" if layout == CONTIGUOUS else "f32 with adjacent elements in each row"
+            if t.type is not F32 or not t.layout & ROWS or (whole and not _is_packed(t)):
+                what = "contiguous f32" if whole else "f32 with adjacent elements in each row"
                 raise refused(op, f"{what} expected", **operands)
 
     def ssm_conv(self, sx: Tensor, c: Tensor) -> Tensor:
@@ -49,7 +55,8 @@ class RecurrentOperations(ContextBase):
 
         s [d_state, dim, n_head, rows], x [dim, n_head, t, n_seqs], dt [n_head, t, n_seqs], A [d_state or 1, n_head],
         B and C_ [d_state, n_group, t, n_seqs], ids i32 [n_seqs]: the row of `s` each sequence starts from. `x`, `B` and
-        `C_` may have gaps between tokens. More than one state is kept with A [1, n_head] only.
+        `C_` may have gaps between tokens. More than one state is kept with A [1, n_head] only; where there are more
+        places than tokens, nothing is written to the last ones.
         """
         operands = {"s": s, "x": x, "dt": dt, "A": A, "B": B, "C_": C_}
         self._own("ssm_scan", *operands.values(), ids)
@@ -65,7 +72,7 @@ class RecurrentOperations(ContextBase):
             and n_head % n_group == 0
             and ids.ne == (n_seqs, 1, 1, 1)
             and ids.type is I32
-            and ids.layout & CONTIGUOUS
+            and ids.layout & ROWS
             and all(u.nb[1] == u.ne[0] * u.nb[0] for u in (x, B, C_))
         )
         if not fits or not 1 <= K <= INT32_MAX or (K > 1 and A.ne[0] != 1):
@@ -122,7 +129,8 @@ class RecurrentOperations(ContextBase):
         """Attend by the gated delta rule: [S·H, t·n_seqs + K·S·n_seqs], the outputs, then the latest `K` states.
 
         v [S, H, t, n_seqs], q and k [S, divisor of H, t, divisor of n_seqs] (these three may have gaps between rows),
-        g [1 or S, H, t, n_seqs], beta [1, H, t, n_seqs], state [S, S, H, n_seqs].
+        g [1 or S, H, t, n_seqs], beta [1, H, t, n_seqs], state [S, S, H, n_seqs]. States stand latest first; where
+        there are more places than tokens, nothing is written to the last ones.
         """
         operands = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state}
         self._own("gated_delta_net", *operands.values())

@@ -258,6 +258,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -281,9 +282,9 @@ class Tokenizer:
         tokens = {name: self._special_text(id) for name, id in names.items() if id is not None}
         variables = {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs}
         if not tokenize:
-            return render(template, messages, tokens=tokens, **variables)
+            return render(template, messages, tokens, **variables)
         guarded = [special.text for special in self._specials.tokens if special.guarded]
-        text, shadow = render_guarded(template, messages, guarded, tokens=tokens, **variables)
+        text, shadow = render_guarded(template, messages, guarded, tokens, **variables)
         ids = self._encode(_checked(text), shadow, add_special=False, parse_special=True)
         if "bos" in self._vocab.around[0] and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self._required("bos"))

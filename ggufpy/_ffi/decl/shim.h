@@ -24,6 +24,8 @@ struct ggml_tensor * ggufpy_graph_first_unsupported(struct ggml_cgraph * graph, 
 int ggufpy_graph_max_holes(struct ggml_cgraph * graph, const void * memory, int n);
 bool ggufpy_expand(struct ggml_cgraph * graph, struct ggml_tensor * tensor);
 int ggufpy_first_bad_row(struct ggml_tensor ** tensors, const int64_t * limits, int n, int64_t * bad);
+void ggufpy_write_mask(void * mask, bool f16, const int32_t * cells, const bool * has, int64_t n_cells,
+                       const int32_t * positions, int64_t n, int64_t before, int64_t after, int64_t chunk, bool alibi);
 
 /* Callbacks. */
 bool ggufpy_stop(void * data);
