@@ -1,6 +1,6 @@
 """From prompt ids to an answer, in three layers: logits → token ids → text → completion.
 
-`Sampler` (sampling.py) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
+`Sampler` (sampling/) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
 `Generation` puts both together into the chunks of one completion and knows no session; `stream` feeds it with rows.
 Batching and speculation feed many `Generation`s from one context and need nothing else of this file changed.
 Knows no files, no models and no templates: prompts come as token ids, chat's too.
@@ -120,7 +120,7 @@ class Timings:
 class Completion:
     """Hold a finished answer.
 
-    text            up to, and without, the stop string or the token that ended it
+    text            up to the stop string or the token that ended it, without it (with `include_stop` with the string)
     token_ids       the tokens chosen, without an ending token, with those that hold a stop string
     finish_reason   "stop" (a stop string or an ending token), "length" (max_tokens or the context's end), "cancelled"
     stop_reason     the stop string, or the id of the ending token; None unless finish_reason is "stop"

@@ -7,7 +7,7 @@ temperature, mirostat. A stage that is off is not in the chain. Does not own wha
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -54,7 +54,7 @@ class Sampler:
 
         Raises SamplingError for a token id outside the vocabulary.
         """
-        self.seed: int = secrets.randbits(32) if params.seed is None else params.seed
+        self.seed: int = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
         self._n_vocab = n_vocab
         self._biases: tuple[Edit, ...] = tuple(_biases(params, n_vocab, banned, ends, n_prompt))
         self._penalties: tuple[Edit, ...] = () if params.mirostat else tuple(_penalties(params, breakers or {}))

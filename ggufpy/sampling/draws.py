@@ -35,7 +35,7 @@ class Random:
 
 def draw(c: Candidates, u: float) -> int:
     """Return the token that the uniform number u in (0, 1) falls on (llama_sampler_dist_apply)."""
-    running = np.cumsum(weights(c).astype(np.float64))
+    running = np.cumsum(weights(c), dtype=np.float64)
     return int(c.ids[min(int(running.searchsorted(running[-1] * u)), c.ids.size - 1)])
 
 
@@ -44,6 +44,7 @@ def pick(shares: Floats, random: Random) -> int:
     if shares.size < 2:
         return 0
     doubles = shares.astype(np.float64)
-    running = np.cumsum(doubles / np.cumsum(doubles)[-1])
+    doubles /= doubles.sum()
+    running = np.cumsum(doubles, out=doubles)
     running[-1] = 1.0
     return int(running.searchsorted(random.double()))

@@ -6,6 +6,7 @@ counts in an entropy's bound. Does not own what is done to single tokens before 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -75,10 +76,11 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
     """
     if (width := np.float32(n)) <= 0 or c.ids.size < 2:
         return c
-    possible = c.logits[c.logits > NEG_INF]
+    possible = c.logits if c.logits.min() > NEG_INF else c.logits[c.logits > NEG_INF]
     count = np.float32(possible.size)
-    from_mean = possible - np.cumsum(possible)[-1] / count
-    deviation = np.sqrt(np.cumsum(from_mean * from_mean)[-1] / count)
+    squares = possible - np.cumsum(possible)[-1] / count
+    squares *= squares
+    deviation = np.sqrt(np.cumsum(squares)[-1] / count)
     with np.errstate(over="ignore"):
         floor = c.logits.max() - width * deviation
     return Candidates(c.ids, np.where(c.logits < floor, NEG_INF, c.logits), c.ordered)
@@ -119,7 +121,7 @@ def min_p(c: Candidates, p: float) -> Candidates:
     if (share := np.float32(p)) <= 0:
         return c
     best = 0 if c.ordered else int(c.logits.argmax())
-    keep = c.logits >= c.logits[best] + logarithm(share)
+    keep = c.logits >= c.logits[best] + np.float32(math.log(share))
     keep[best] = True
     return c.take(keep, ordered=c.ordered)
 
@@ -173,16 +175,16 @@ def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float)
 
 def probabilities(c: Candidates) -> Floats:
     """Return the softmax of the candidates' logits, float32, in their order."""
-    parts = weights(c)
-    shares: Floats = parts / np.cumsum(parts)[-1]  # the sequential float32 sum of llama_sampler_softmax_impl
+    shares = weights(c)
+    shares /= np.cumsum(shares)[-1]  # the sequential float32 sum of llama_sampler_softmax_impl
     return shares
 
 
 def weights(c: Candidates) -> Floats:
     """Return exp(logit - largest) of each candidate, rounded once to float32 as a good C library's expf does."""
     peak = c.logits[0] if c.ordered else c.logits.max()
-    parts: Floats = np.exp(c.logits - peak, dtype=np.float64).astype(np.float32)
-    return parts
+    parts: Floats = c.logits - peak
+    return np.exp(parts, out=parts, dtype=np.float64, casting="same_kind")
 
 
 def logarithm(values: Any) -> Floats:
@@ -245,8 +247,11 @@ def _descending(values: Floats) -> Ids:
         return np.argsort(-values, kind="stable")
     # A stable sort of floats is slow; value and place packed into one integer need none.
     bits = (values + np.float32(0)).view(np.int32)  # adding makes -0 a plain 0
-    falling = np.where(bits < 0, bits, ~bits & np.int32(0x7FFFFFFF)).view(np.uint32).astype(np.uint64)
-    keys = (falling << np.uint64(32)) | np.arange(values.size, dtype=np.uint64)
+    bits ^= ~(bits >> 31) & np.int32(0x7FFFFFFF)  # read as unsigned it now grows as the value falls
+    keys = bits.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(values.size, dtype=np.uint64)
     keys.sort()
-    places: Ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.intp)
+    keys &= np.uint64(0xFFFFFFFF)
+    places: Ids = keys.astype(np.intp)
     return places
