@@ -66,6 +66,12 @@ class Paired:
     theirs: list[float]
     control: list[float]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Paired]) -> Paired:
+        """Put the rounds of several sets of processes together."""
+        names = ("ours", "theirs", "control")
+        return cls(*([seconds for part in parts for seconds in getattr(part, name)] for name in names))
+
     @property
     def ratio(self) -> float:
         """Return the median over the rounds of the reference's time over ours: above 1 we are faster."""

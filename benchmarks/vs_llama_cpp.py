@@ -7,6 +7,7 @@ as ggufpy's ggml. docs/performance.md says what is measured and how to read it. 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Worker, environment, markdown, resident_bytes, run_pairs
+from harness import Paired, Worker, environment, markdown, resident_bytes, run_pairs
 
 N_PREFILL, N_START, N_DECODE = 512, 16, 64
+ROUNDS_PER_PROCESS = 3  # where its memory happens to lie makes a process faster or slower by some percent
 HEAD = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "llama.cpp ÷ itself", "aim")
 MB = 1e6
 
@@ -63,39 +65,43 @@ def token_ids(n: int) -> list[int]:
 
 
 def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Row]:
-    """Measure prefill and decode, and Python's share of a decode step."""
+    """Measure prefill and decode, and Python's share of a decode step, in several sets of processes."""
     options = {"n_ctx": 1024, "n_threads": n_threads, "flash_attn": True}
     settings = {"path": str(path), "repack": repack, "options": options}
     prompt, weights = token_ids(N_PREFILL), "repacked" if repack else "mapped"
-    sides = ("ggufpy", "llama.cpp", "llama.cpp")
-    workers = [Worker(side, **settings) for side in sides]
-    try:
-        first = [worker.call("prefill", prompt[:N_START])[0] for worker in workers]
-        tokens = [worker.call("greedy", token, 8)[0] for worker, token in zip(workers, first, strict=True)]
-        if tokens[0] != tokens[1]:
-            print(f"{path.name}, {weights}: the two libraries choose other tokens", file=sys.stderr)
 
-        def prefill(worker: Worker) -> float:
-            return float(worker.call("prefill", prompt)[1])
+    def prefill(worker: Worker) -> float:
+        return float(worker.call("prefill", prompt)[1])
 
-        def decode(worker: Worker) -> float:
-            token, _ = worker.call("prefill", prompt[:N_START])
-            return float(worker.call("greedy", token, N_DECODE)[1])
+    def decode(worker: Worker) -> float:
+        token, _ = worker.call("prefill", prompt[:N_START])
+        return float(worker.call("greedy", token, N_DECODE)[1])
 
-        for measure, figure, n_tokens in ((prefill, f"prefill {N_PREFILL}", N_PREFILL), (decode, "decode", N_DECODE)):
-            pairs = run_pairs(rounds, [lambda m=measure, w=worker: m(w) for worker in workers])
-            ours, theirs = (n_tokens / statistics.median(seconds) for seconds in (pairs.ours, pairs.theirs))
-            more = {"ratio": pairs.ratio, "spread": pairs.spread, "aim": "≥ 0.98 and within", "seconds": vars_of(pairs)}
-            yield row(figure, path.stem, weights, "tokens/s", ours, theirs, **more)
-        workers[0].call("prefill", prompt[:N_START])
-        share = statistics.median(workers[0].call("share", tokens[0][-1], N_DECODE) for _ in range(3))
-        yield row("Python's share of decode", path.stem, weights, "%", 100 * share, float("nan"), aim="< 1.5 (SmolLM2)")
-    finally:
-        for worker in workers:
-            worker.close()
+    figures = {f"prefill {N_PREFILL}": (prefill, N_PREFILL), "decode": (decode, N_DECODE)}
+    pairs: dict[str, list[Paired]] = {figure: [] for figure in figures}
+    shares = []
+    for first in range(0, rounds, ROUNDS_PER_PROCESS):
+        with contextlib.ExitStack() as stack:
+            workers = [stack.enter_context(Worker(side, **settings)) for side in ("ggufpy", "llama.cpp", "llama.cpp")]
+            starts = [worker.call("prefill", prompt[:N_START])[0] for worker in workers]
+            tokens = [worker.call("greedy", token, 8)[0] for worker, token in zip(workers, starts, strict=True)]
+            if tokens[0] != tokens[1]:
+                print(f"{path.name}, {weights}: the two libraries choose other tokens", file=sys.stderr)
+            for figure, (measure, _) in figures.items():
+                measures = [lambda m=measure, w=worker: m(w) for worker in workers]
+                pairs[figure].append(run_pairs(min(ROUNDS_PER_PROCESS, rounds - first), measures))
+            workers[0].call("prefill", prompt[:N_START])
+            shares.append(workers[0].call("share", tokens[0][-1], N_DECODE))
+    for figure, (_, n_tokens) in figures.items():
+        found = Paired.joined(pairs[figure])
+        ours, theirs = (n_tokens / statistics.median(seconds) for seconds in (found.ours, found.theirs))
+        more = {"ratio": found.ratio, "spread": found.spread, "aim": "≥ 0.98 and within", "seconds": vars_of(found)}
+        yield row(figure, path.stem, weights, "tokens/s", ours, theirs, **more)
+    share = 100 * statistics.median(shares)
+    yield row("Python's share of decode", path.stem, weights, "%", share, float("nan"), aim="< 1.5 (SmolLM2)")
 
 
-def vars_of(pairs: Any) -> dict[str, list[float]]:
+def vars_of(pairs: Paired) -> dict[str, list[float]]:
     """Return the seconds of every round."""
     return {"ggufpy": pairs.ours, "llama.cpp": pairs.theirs, "llama.cpp again": pairs.control}
 

@@ -403,6 +403,20 @@ def _places(type: BufferType, tensors: Sequence[Tensor]) -> tuple[list[int], int
 # --- computing ---
 
 
+class _Threads:
+    """What became of the threads that compute: OpenMP, or a pool, would wait for ever for those a fork left behind."""
+
+    started = left_behind = False
+
+    def forked(self) -> None:
+        self.left_behind = self.started
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.forked)
+
+
 class Backend(Owner):
     """A device ready to compute."""
 
@@ -422,15 +436,21 @@ class Backend(Owner):
         return f"<Backend {self.device.name}>"
 
     def set_n_threads(self, n: int) -> None:
-        """Let the next computations use `n` threads; devices without threads ignore it."""
+        """Let the next computations use `n` threads; devices without threads ignore it.
+
+        In a process forked from one that has computed with several it is always one: the others stayed behind.
+        """
+        if _threads.left_behind:
+            n = 1
         if n == self._n_threads:
             return
         if not 1 <= n <= MAX_THREADS:
             raise BackendError(f"1 to {MAX_THREADS} threads can be used, not {n}")
         C.ggufpy_backend_set_n_threads(self._open(), n)
-        if not _HAS_OPENMP and self.device.type == "cpu":
+        if not _HAS_OPENMP and self.device.type == "cpu" and not _threads.left_behind:
             self._set_pool(n)
         self._n_threads = n
+        _threads.started |= n > 1
 
     def _set_pool(self, n: int) -> None:
         """Keep the threads between graphs; without OpenMP, ggml would start and join them for each."""
@@ -439,7 +459,7 @@ class Backend(Owner):
         device = self.device.ptr
         pool = C.ggufpy_threadpool_new(device, params)
         if pool:
-            pool = ffi.gc(pool, lambda p: C.ggufpy_threadpool_free(device, p))
+            pool = ffi.gc(pool, lambda p: _threads.left_behind or C.ggufpy_threadpool_free(device, p))
             C.ggufpy_backend_set_threadpool(self._ptr, pool)
             self._life.refs = [self._stop, pool]
 

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
 from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, sequence_breakers, token_logprob
@@ -447,8 +448,9 @@ def _run(
         return
     generation.start()
     prompt = generation.history[:]
+    _writers.setdefault(session, {})[seq_id] = writer = object()
     n_cached = _keep_prefix(session, prompt, seq_id)
-    row = _decode(session, prompt[n_cached:], seq_id, len(prompt))
+    row = _decode(session, prompt[n_cached:], seq_id, len(prompt), writer)
     generation.prompt_done(n_cached)
     if generation.full:
         yield generation.finish("length")
@@ -461,7 +463,7 @@ def _run(
             yield generation.finish("cancelled")
             return
         try:
-            row = _decode(session, chunk.token_ids, seq_id, len(generation.history))
+            row = _decode(session, chunk.token_ids, seq_id, len(generation.history), writer)
         except ContextLengthError:  # other sequences have filled a cache shared with them
             yield generation.finish("length")
             return
@@ -479,12 +481,17 @@ def _keep_prefix(session: SequenceDecoder, prompt: Sequence[int], seq_id: int) -
     return n
 
 
-def _decode(session: SequenceDecoder, token_ids: Sequence[int], seq_id: int, n_expected: int) -> Floats:
+_writers: WeakKeyDictionary[SequenceDecoder, dict[int, object]] = WeakKeyDictionary()
+"""Who generates on each sequence: the last that began to."""
+
+
+def _decode(session: SequenceDecoder, token_ids: Sequence[int], seq_id: int, n_expected: int, writer: object) -> Floats:
     """Append tokens and return the logits after them, sure that nobody else wrote to the sequence meanwhile."""
     row: Floats = session.decode(token_ids, seq_id=seq_id)[-1]
-    if (n_past := session.n_past(seq_id)) != n_expected:
+    if (n_past := session.n_past(seq_id)) != n_expected or _writers[session][seq_id] is not writer:
+        found = f"found {n_past}" if n_past != n_expected else "found those of another prompt"
         raise GgufpyError(
-            f"sequence {seq_id} was changed while it was being generated: expected {n_expected} tokens, found {n_past}"
+            f"sequence {seq_id} was changed while it was being generated: expected {n_expected} tokens, {found}"
         )
     return row
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy._ffi.lib import C, ffi
 from ggufpy.arch import Config
 from ggufpy.backend import Buffer, Device
 from ggufpy.batch import IntArray, MicroBatch
-from ggufpy.cells import BoolArray, Cells, Window
+from ggufpy.cells import Cells, Window
 from ggufpy.errors import ContextLengthError
 from ggufpy.gguf import GGMLType
-from ggufpy.graph import Context, Graph, Inputs, Tensor
+from ggufpy.graph import NO_LIMIT, Context, Graph, Inputs, Tensor, mask_writer
 from ggufpy.states import Rows, StateCache, StateInputs
 
 __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMemory", "Place", "Placement"]
@@ -29,7 +27,6 @@ __all__ = ["CacheInputs", "CacheOptions", "KVCache", "KVInputs", "Memory", "NoMe
 N_KV_PAD = 256
 """The visible part of a cache grows in steps of this many cells, so that graphs can be reused."""
 N_ROT_V = 64
-NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -72,12 +69,15 @@ class KVCache:
         self.n_stream = 1 if options.unified else options.n_seq_max
         rows = options.n_seq_max if options.unified else 1
         self.cells = [Cells(size, rows) for _ in range(self.n_stream)]
-        d_k, d_v = config.n_embd_head_k, config.n_embd_head_v
+        d_k, d_v = config.head_widths(layers[0])  # of all here
         self.k_only = config.is_mla
-        rotated = [t.is_quantized and not self.k_only for t in (options.type_k, options.type_v)]
-        self.k_rot = _hadamard(_largest_rotation(d_k)) if rotated[0] and d_k % 64 == 0 else None
-        self.v_rot = _hadamard(N_ROT_V) if rotated[1] and d_v % 64 == 0 else None
-        self.v_width = d_v * max(config.n_head_kv)
+        rotated = [
+            t.is_quantized and not self.k_only and d % 64 == first % 64 == 0
+            for t, d, first in zip((options.type_k, options.type_v), (d_k, d_v), config.head_widths(0), strict=True)
+        ]
+        self.k_rot = _hadamard(_largest_rotation(d_k)) if rotated[0] else None
+        self.v_rot = _hadamard(N_ROT_V) if rotated[1] else None
+        self.v_width = max(config.head_widths(il)[1] * n for il, n in enumerate(config.n_head_kv))
         self._context = Context(2 * len(layers))
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
@@ -241,16 +241,17 @@ class KVInputs:
 
     def keys(self, il: int) -> Tensor:
         """View the cells to look at: [n_embd_head_k, n_head_kv, n_kv, n_stream]."""
-        return self._view(self.cache.k[il], self.cache.config.n_embd_head_k, il)
+        config = self.cache.config
+        return self._view(self.cache.k[config.kv_layer(il)], config.head_widths(il)[0], il)
 
     def values(self, il: int) -> Tensor:
         """View the values; [n_kv, n_head_kv, n_embd_head_v, n_stream] permuted to the same where V is transposed."""
-        d = self.cache.config.n_embd_head_v
+        d = self.cache.config.head_widths(il)[1]
         if self.cache.k_only:  # they are the first part of the keys
             k = self.keys(il)
             v = self.g.view_4d(k, d, *k.ne[1:], *k.nb[1:], 0)
             return _transposed(self.g, v) if self.cache.transposed_v else v
-        v = self.cache.v[il]
+        v = self.cache.v[self.cache.config.kv_layer(il)]
         if not self.cache.transposed_v:
             return self._view(v, d, il)
         (s0, n_stream), size, row = self._shape, self.cache.size, v.type.row_nbytes
@@ -290,8 +291,8 @@ class KVInputs:
             v_idxs[:] = (np.concatenate(first)[:, None] + steps).reshape(-1)
         else:
             v_idxs[:] = k_idxs
-        for arguments in self._masks(ubatch.runs, ubatch.positions):
-            C.ggufpy_write_mask(*arguments)
+        for write_mask in self._masks(ubatch.runs, ubatch.positions):
+            write_mask()
         for array, matrix in self._rotations:
             array[:] = matrix
 
@@ -311,16 +312,16 @@ class KVInputs:
                 k_idxs[i] = base + cells.append(row, positions[i])
             if v_idxs is not None:
                 v_idxs[:] = k_idxs
-            for arguments in masks:
-                C.ggufpy_write_mask(*arguments)
+            for write_mask in masks:
+                write_mask()
             for array, matrix in rotations:
                 array[:] = matrix
 
         return follow
 
-    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[tuple[Any, ...]]:
-        """Return what `ggufpy_write_mask` is called with for each sequence."""
-        cache, mask, start, calls = self.cache, self._arrays[2], 0, []
+    def _masks(self, runs: Sequence[tuple[int, int]], positions: IntArray) -> list[Callable[[], None]]:
+        """Return what writes each sequence's part of the mask."""
+        cache, mask, start, writers = self.cache, self._arrays[2], 0, []
         window, options = cache.window, cache.options
         before, chunk = (NO_LIMIT, 0) if window is None else (window.n - 1, window.n if window.chunked else 0)
         after = 0 if options.causal else NO_LIMIT
@@ -328,26 +329,9 @@ class KVInputs:
             stream, row = cache.stream_row(seq_id)
             cells, part = cache.cells[stream], slice(start, start + n)
             limits = before, after, chunk, options.alibi
-            calls.append(mask_arguments(mask[part], cells.pos, cells.has[row], positions[part], *limits))
+            writers.append(mask_writer(mask[part], cells.pos, cells.has[row], positions[part], *limits))
             start += n
-        return calls
-
-
-def mask_arguments(
-    mask: npt.NDArray[Any], cells: IntArray, has: BoolArray, positions: IntArray,
-    before: int, after: int, chunk: int = 0, alibi: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return what `ggufpy_write_mask` takes to write a sequence's part of a mask, f16 or f32 [n_tokens, n_cells].
-
-    A token sees cells that the sequence `has`, with positions from `before` its own (or the start of its `chunk`) on
-    to `after` behind its own: 0 there or minus the distance, -inf elsewhere. Arrays are contiguous and kept alive;
-    `cells` and `has` may be longer than rows.
-    """
-    pointer, (n, n_cells) = ffi.from_buffer, mask.shape
-    return (
-        pointer(mask), mask.itemsize == 2, pointer("int32_t[]", cells), pointer("bool[]", has), n_cells,
-        pointer("int32_t[]", positions), n, before, after, chunk, alibi,
-    )  # fmt: skip
+        return writers
 
 
 class Memory:
@@ -374,7 +358,8 @@ class Memory:
         for layers, n, seen in ((full, size, None), (windowed, size_swa, window)):
             if layers:
                 self.cache_of_layer |= dict.fromkeys(layers, len(self.caches))
-                self.caches.append(KVCache(config, layers, options, size=n, window=seen, device_of=device_of))
+                own = [il for il in layers if config.kv_layer(il) == il]
+                self.caches.append(KVCache(config, own, options, size=n, window=seen, device_of=device_of))
         if states:
             n_stream = 1 if options.unified else options.n_seq_max
             self.caches.append(StateCache(states, n_seq_max=options.n_seq_max, n_stream=n_stream, device_of=device_of))
@@ -490,10 +475,8 @@ class CallInputs:
         for _, n in ubatch.runs:
             part, mine = slice(start, start + n), np.zeros(len(positions), np.bool_)
             mine[part] = True
-            rows = self._array[part]
-            C.ggufpy_write_mask(
-                *mask_arguments(rows, positions, mine, positions[part], before, after, 0, options.alibi)
-            )
+            limits = before, after, 0, options.alibi
+            mask_writer(self._array[part], positions, mine, positions[part], *limits)()
             start += n
 
 

@@ -85,7 +85,7 @@ class Model:
                 raise GGUFError(f"{file.path}: general.architecture: the key is missing")
             declaration = arch.find(file.metadata["general.architecture"])
             config = declaration.config(file.metadata, path=str(file.path))
-            table = list(declaration.tensors(config, file.tensors))
+            table = list(declaration(config).tensors(file.tensors))
             arch.check_tensors(file, table)
             layout = Layout.of(config.n_layer, cpu_device(), gpus, n_gpu_layers)
             stand_ins = declaration.stand_ins if declaration.logits else None

@@ -210,12 +210,13 @@ class Session:
             )
         if config.is_mla and options.type_k != options.type_v:
             raise ValueError(f"type_v={options.type_v!r}: as type_k={options.type_k!r} expected, V is a part of K here")
-        _check_blocks("type_k", options.type_k, config.n_embd_head_k)
-        _check_blocks("type_v", options.type_v, config.n_embd_head_v)
+        for d_k, d_v in {config.head_widths(il) for il in range(config.n_layer)}:
+            _check_blocks("type_k", options.type_k, d_k)
+            _check_blocks("type_v", options.type_v, d_v)
         cores = physical_cores()
         self.n_threads = options.n_threads or cores
         self.n_threads_batch = options.n_threads_batch or options.n_threads or cores
-        self._rope, self._n_planes = Rope.of(config), arch.n_planes(config)
+        self._rope, self._n_planes = Rope.of(config), arch(config).n_planes()
         self._memory = self._make_memory(layout)
         self._n_positions = config.n_ctx_train if "position_embd.weight" in weights else self.n_ctx_seq
         self._backends = [Backend(device) for device in layout.devices]
@@ -238,7 +239,7 @@ class Session:
             GGMLType[options.type_k.upper()],
             GGMLType[options.type_v.upper()],
             options.flash_attn,
-            self._arch.max_alibi_bias(config) > 0,
+            self._arch(config).max_alibi_bias() > 0,
             config.causal_attn,
         )
         if self._arch.cacheless:
@@ -249,7 +250,7 @@ class Session:
             size=self.n_ctx_seq,
             n_ubatch=self.n_ubatch,
             swa_full=options.swa_full,
-            states=self._arch.states(config),
+            states=self._arch(config).states(),
             device_of=lambda il: layout.layers[il],
         )
 
@@ -489,7 +490,6 @@ class Session:
         inputs = GraphInputs(
             g=g,
             graph=graph,
-            config=self._config,
             weights=self._weights,
             rope=self._rope,
             flash_attn=self.options.flash_attn,
@@ -502,7 +502,7 @@ class Session:
             embeddings=output != "logits",
             pool=pool,
         )
-        result = self._arch(inputs).build()
+        result = self._arch(self._config, inputs).build()
         unused = (tensor for cache in caches for tensor in cache.tensors)
         for tensor in (positions, *unused, *(tensor for tensor, _ in inputs.derived)):
             graph.expand(tensor)  # so that it has memory even where no node uses it

@@ -66,7 +66,7 @@ EVERY_TYPE = ("llama", "qwen2", "qwen3", "gemma3")
 def variants(name: str) -> dict[str, dict[str, Any]]:
     """List the variants of an architecture that change its graph: a label and the keywords for `write_tiny_model`."""
     declaration = arch.find(name)
-    table = list(declaration.tensors(declaration.config(_metadata(declaration, _shape(declaration), {}))))
+    table = list(declaration(declaration.config(_metadata(declaration, _shape(declaration), {}))).tensors())
     optional = {spec.name.rpartition(".")[2] for spec in table if spec.optional and spec.name.startswith("blk.")}
     n_head = _shape(declaration)["n_head"]
     found: dict[str, dict[str, Any]] = {"plain": {}}
@@ -152,7 +152,7 @@ def _expert_variants(declaration: type[Decoder]) -> dict[str, dict[str, Any]]:
     }
     if not moe.required:
         found["experts"] = EXPERTS
-    if declaration.expert_optional("gate"):
+    if moe.gate is None:
         found["ungated-experts"] = EXPERTS | {"gated": False, "scale": moe.scale}
     if moe.fused:
         found["fused-experts"] = EXPERTS | {"has": "ffn_gate_up_exps.weight"}
@@ -194,13 +194,16 @@ def write_tiny_model(
     if kind.block_size > 32:
         shape |= {field: n for field, n in K_QUANT_SHAPE.items() if field in shape or field in declaration.keys}
     metadata = _metadata(declaration, shape, switches)
-    config = declaration.config(metadata)
+    decoder = declaration(declaration.config(metadata))
+    unscaled = decoder.attention_scale() == 1.0
     writer = GGUFWriter(path)
     for key, value in metadata.items():
         writer.add(key, value)
     rng = np.random.default_rng(seed)
-    for spec in _chosen(declaration, config, switches):
+    for spec in _chosen(decoder, switches):
         values = _values(spec, rng)
+        if unscaled and spec.name.endswith("attn_q_norm.weight"):  # else each token would look at one other only
+            values *= spec.shape[0] ** -0.5
         fits = len(spec.shape) > 1 and spec.shape[0] % kind.block_size == 0
         if fits and not (spec.indexed or spec.f32) and kind != GGMLType.F32:
             writer.add_tensor(spec.name, quantize(values, kind), type=kind, shape=values.shape)
@@ -250,18 +253,19 @@ def _metadata(declaration: type[Decoder], shape: Mapping[str, Any], switches: Ma
     }
 
 
-def _chosen(declaration: type[Decoder], config: Config, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
+def _chosen(decoder: Decoder, switches: Mapping[str, Any]) -> Iterator[TensorSpec]:
     """Choose from the tensor table what a variant's file has."""
-    names = {spec.name for spec in declaration.tensors(config)}
+    config = decoder.c
+    names = {spec.name for spec in decoder.tensors()}
     without = switches.get("without", "").split()
     names = {name for name in names if _role(name) not in without}
     for name in ("attn_qkv.weight" if switches.get("fused_qkv") else "", switches.get("has", "")):
         names |= {f"blk.{il}.{name}" for il in range(config.n_layer)}
     for il in range(config.n_layer, config.n_layer + config.n_layer_nextn):
-        for spec in declaration.nextn_tensors(config):
+        for spec in decoder.nextn_tensors():
             if not spec.optional:
                 yield replace(spec, name=f"blk.{il}.{spec.name}")
-    for spec in declaration.tensors(config, names):
+    for spec in decoder.tensors(names):
         name = spec.name
         if spec.or_shape and switches.get("or_shape"):
             spec = replace(spec, shape=spec.or_shape)

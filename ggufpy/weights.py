@@ -58,7 +58,9 @@ class Layout:
         """Return the device that holds a tensor; the token embeddings stay on the CPU, as in llama.cpp."""
         if name.startswith("blk."):
             return self.layers[int(name.split(".")[1])]
-        return self.output if name.startswith("output") else self.cpu
+        if name.startswith(("per_layer_model_proj", "per_layer_proj_norm")):
+            return self.layers[0]
+        return self.output if name.startswith(("output", "altup")) else self.cpu
 
 
 class Weights(Mapping[str, Tensor]):

@@ -368,7 +368,7 @@ def test_every_tensor_of_a_table_is_needed(name: str, tiny: Tiny, tmp_path: Path
     with GGUFFile(path) as file:
         declaration = arch.find(name)
         config = declaration.config(file.metadata)
-        table = declaration.tensors(config, file.tensors)
+        table = declaration(config).tensors(file.tensors)
         required = {spec.name for spec in table if not spec.optional and not spec.unused}
         present = list(file.tensors)
     assert required <= set(present)
@@ -389,7 +389,7 @@ def test_configs_hold_what_the_file_says(name: str, tiny: Tiny) -> None:
         assert (said["embedding_length"], said["block_count"]) == (c.n_embd, c.n_layer)
         n_head, n_head_kv = said["attention.head_count"], said["attention.head_count_kv"]
         per_layer = n_head_kv if isinstance(n_head_kv, Sequence) else [n_head_kv] * c.n_layer
-        attend = [il not in arch.find(name).states(c) for il in range(c.n_layer)]
+        attend = [il not in arch.find(name)(c).states() for il in range(c.n_layer)]
         assert ((n_head,) * c.n_layer, tuple(np.multiply(per_layer, attend))) == (c.n_head, c.n_head_kv)
         if "attention.key_length" not in said and not arch.find(name).split_heads:
             assert c.n_embd // n_head == c.n_embd_head_k == c.n_embd_head_v == c.n_rot

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from ggufpy._ffi.lib import C
 from ggufpy.cells import Cells, Window
-from ggufpy.memory import NO_LIMIT, _hadamard, _largest_rotation, mask_arguments
+from ggufpy.graph import NO_LIMIT, mask_writer
+from ggufpy.memory import _hadamard, _largest_rotation
 
 SIZE, ROWS = 48, 3
 
@@ -120,7 +120,7 @@ def visible(
         for alibi in (False, True):
             mask = np.full((len(positions), n_cells), np.nan, dtype)
             owned, wanted = cells.has[row], np.array(positions, np.int32)
-            C.ggufpy_write_mask(*mask_arguments(mask, cells.pos, owned, wanted, before, after, chunk, alibi))
+            mask_writer(mask, cells.pos, owned, wanted, before, after, chunk, alibi)()
             distance = np.abs(cells.pos[:n_cells] - np.array(positions)[:, None]) if alibi else 0
             assert np.array_equal(mask, np.where(np.isneginf(mask), -np.inf, -distance * 1.0))
             seen.append((~np.isneginf(mask)).astype(int).tolist())

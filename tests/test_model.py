@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from ggufpy import (
     ClosedError,
     Completion,
     GGUFError,
+    GgufpyError,
     Model,
     SamplingError,
     TemplateError,
@@ -553,6 +555,40 @@ for _ in range(20):
     run(THREADS + script, tiny("llama"))
 
 
+def test_answers_do_not_mix(tiny: Tiny) -> None:
+    """An answer whose sequence another answer took over ends in an error, also where both have as many tokens."""
+    with Model.load(tiny("llama")) as model, model.session(n_threads=1) as session:
+        options = {"session": session, "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        first, second = (model.stream_generate([2, 3, token], **options) for token in (4, 5))
+        next(first), next(second)
+        with pytest.raises(GgufpyError, match="expected 4 tokens, found those of another prompt"):
+            next(first)
+        with pytest.raises(GgufpyError, match="expected 4 tokens, found 5"):
+            next(second)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_computes_too(tiny: Tiny) -> None:
+    """With one thread, as the others stay behind: on what it inherited and on a session of its own."""
+    script = """
+import os, signal, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about forking with threads
+ids, options = [2, 3, 4], {"n_threads": 2, "n_ctx": 256}
+session = model.session(**options)
+expected = session.decode(ids)
+session.clear()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    with model.session(**options) as fresh:
+        found = session.decode(ids), fresh.decode(ids)
+    os._exit(not all((rows == expected).all() for rows in found))
+assert os.waitpid(child, 0)[1] == 0
+assert (session.decode(ids) == expected).all()
+"""
+    run(THREADS + script, tiny("llama"))
+
+
 def test_a_session_shared_by_two_answers_is_a_clean_error(tiny: Tiny) -> None:
     """Two threads that generate on the same sequence: right answers or an error that says so, never a crash."""
     script = """
@@ -568,6 +604,7 @@ def job(p):
             right.append(found == expected[p])
 right = []
 assert in_threads(lambda: job("the"), lambda: job("cat")) == []
+assert all(right)
 session.clear()
 assert model.generate("the", session=session, **GREEDY).token_ids == expected["the"]
 """

@@ -72,7 +72,7 @@ def test_cached_and_uncached_agree(name: str, label: str, path: Path) -> None:
         whole = session.decode(ids, logits="all")
         session.clear()
         single = np.concatenate([session.decode([token]) for token in ids])
-        if arch.find(name).states(model.config):  # from which there is no way back
+        if arch.find(name)(model.config).states():  # from which there is no way back
             session.clear()
             session.decode(ids[:20])
         else:

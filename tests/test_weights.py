@@ -343,7 +343,10 @@ def test_a_tensor_goes_with_its_layer() -> None:
         name: two.of_tensor(f"{name}.weight") for name in ("blk.1.attn_q", "blk.2.attn_q", "output", "output_norm")
     }
     assert {"blk.1.attn_q": "cpu", "blk.2.attn_q": "gpu", "output": "gpu", "output_norm": "gpu"} == places
-    assert "cpu" == two.of_tensor("token_embd.weight")
+    assert "cpu" == two.of_tensor("token_embd.weight") == two.of_tensor("per_layer_token_embd.weight")
+    assert "cpu" == two.of_tensor("per_layer_model_proj.weight")  # as the first layer
+    assert "gpu" == layout(None, "gpu").of_tensor("per_layer_model_proj.weight")
+    assert "gpu" == two.of_tensor("altup_unembd_proj.weight")
 
 
 def test_entry_points_refuse_what_is_no_path() -> None:

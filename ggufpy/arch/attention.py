@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.rope import Rotation
 from ggufpy.arch.scaling import f32, inv_sqrt
 from ggufpy.arch.steps import PREC_F32
@@ -16,10 +15,9 @@ from ggufpy.arch.tensors import Has, Presence, TensorSpec, linear
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
-__all__ = ["ALIBI_8", "SelfAttention"]
+__all__ = ["SelfAttention"]
 
 HINT_HADAMARD = 1
-ALIBI_8 = 8.0
 
 
 class SelfAttention(Rotation):
@@ -45,43 +43,42 @@ class SelfAttention(Rotation):
     gate_per: ClassVar[str] = "element"  # or "head", or "either" as the file has it
     scale_query: ClassVar[bool] = False
     """The attention scale multiplies the queries, not the scores."""
+    alibi: ClassVar[float] = 0.0  # the largest slope, if no key gives one
     flash_attn: ClassVar[bool] = True  # False: what bounds the scores has no kernel
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's attention."""
-        n_head, n_head_kv = c.n_head[il], c.n_head_kv[il]
-        widths = {"q": c.n_embd_head_k * n_head, "k": c.n_embd_head_k * n_head_kv, "v": c.n_embd_head_v * n_head_kv}
-        if cls.qkv_fused or (cls.qkv_fused is None and "attn_qkv.weight" in has):
-            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), cls.qkv_bias, scale=cls.qkv_scale)
-            if cls.qkv_fused is None and cls.qkv_bias is None and "attn_qkv.bias" not in has:
+        c = self.c
+        n_head, n_head_kv, (d_k, d_v) = c.n_head[il], c.n_head_kv[il], c.head_widths(il)
+        widths = {"q": d_k * n_head, "k": d_k * n_head_kv, "v": d_v * n_head_kv}
+        if self.qkv_fused or (self.qkv_fused is None and "attn_qkv.weight" in has):
+            yield from linear("attn_qkv", c.n_embd, sum(widths.values()), self.qkv_bias, scale=self.qkv_scale)
+            if self.qkv_fused is None and self.qkv_bias is None and "attn_qkv.bias" not in has:
                 for role, width in widths.items():  # converters have left separate biases beside a fused matrix
                     yield TensorSpec(f"attn_{role}.bias", (width,), optional=True)
         else:
             for role, width in widths.items():
-                yield from linear(f"attn_{role}", c.n_embd, width, cls.qkv_bias, scale=cls.qkv_scale)
-        yield from linear("attn_output", c.n_embd_head_v * n_head, c.n_embd, cls.output_bias)
-        if cls.qk_norm:
-            optional = cls.qk_norm_weight is None
+                yield from linear(f"attn_{role}", c.n_embd, width, self.qkv_bias, scale=self.qkv_scale)
+        yield from linear("attn_output", d_v * n_head, c.n_embd, self.output_bias)
+        if self.qk_norm:
+            optional = self.qk_norm_weight is None
             for role, n in (("q", n_head), ("k", n_head_kv)):
-                shape = {"full": (widths[role],), "heads": (c.n_embd_head_k, n)}.get(cls.qk_norm, (c.n_embd_head_k,))
+                shape = {"full": (widths[role],), "heads": (d_k, n)}.get(self.qk_norm, (d_k,))
                 yield TensorSpec(f"attn_{role}_norm.weight", shape, optional, f32=True)
-        if cls.sinks is not False:
-            yield TensorSpec("attn_sinks.weight", (n_head,), optional=cls.sinks is None)
-        if cls.attn_gate:
-            per_element, per_head = (c.n_embd, c.n_embd_head_v * n_head), (c.n_embd, n_head)
-            first, other = (per_head, per_element) if cls.gate_per == "head" else (per_element, per_head)
-            yield TensorSpec("attn_gate.weight", first, or_shape=other if cls.gate_per == "either" else ())
+        if self.sinks is not False:
+            yield TensorSpec("attn_sinks.weight", (n_head,), optional=self.sinks is None)
+        if self.attn_gate:
+            per_element, per_head = (c.n_embd, d_v * n_head), (c.n_embd, n_head)
+            first, other = (per_head, per_element) if self.gate_per == "head" else (per_element, per_head)
+            yield TensorSpec("attn_gate.weight", first, or_shape=other if self.gate_per == "either" else ())
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         """Return what scores (or queries) are multiplied by."""
-        return f32(c.attention_scale) or inv_sqrt(c.n_embd_head_k)
+        return f32(self.c.attention_scale) or inv_sqrt(self.c.n_embd_head_k)
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
+    def max_alibi_bias(self) -> float:
         """Return the largest slope of ALiBi; 0 for none."""
-        return f32(c.max_alibi_bias)
+        return f32(self.c.max_alibi_bias) or self.alibi
 
     def attention(self, x: Tensor, il: int) -> Tensor:
         """Project, rotate, store in the cache, attend, project back."""
@@ -111,13 +108,8 @@ class SelfAttention(Rotation):
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         """Project to queries, keys and values, each [n_embd_head, n_head, n_tokens]."""
-        g, c, blk = self.g, self.c, f"blk.{il}"
-        n_tokens = x.ne[1]
-        heads = (
-            (c.n_embd_head_k, c.n_head[il]),
-            (c.n_embd_head_k, c.n_head_kv[il]),
-            (c.n_embd_head_v, c.n_head_kv[il]),
-        )
+        g, c, blk, n_tokens, (d_k, d_v) = self.g, self.c, f"blk.{il}", x.ne[1], self.c.head_widths(il)
+        heads = ((d_k, c.n_head[il]), (d_k, c.n_head_kv[il]), (d_v, c.n_head_kv[il]))
         full = self.qk_norm == "full"
         if f"{blk}.attn_qkv.weight" in self.w:
             y = self.clamp_kqv(self.fused_qkv(x, blk), full)
@@ -129,7 +121,7 @@ class SelfAttention(Rotation):
                     parts.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
                 offset += d * n * 4
         else:
-            parts = [self.clamp_kqv(self.linear(x, f"{blk}.attn_{role}"), full) for role in "qkv"]
+            parts = [self.clamp_kqv(part, full) for part in self.separate_qkv(x, blk)]
             if not full:
                 parts = [g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True)]
         q, k, v = parts
@@ -137,6 +129,10 @@ class SelfAttention(Rotation):
             q, k = self.normalize_qk(q, k, il)
             q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip((q, k, v), heads, strict=True))
         return q, k, v
+
+    def separate_qkv(self, x: Tensor, blk: str) -> list[Tensor]:
+        """Multiply by the three matrices."""
+        return [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
 
     def fused_qkv(self, x: Tensor, blk: str) -> Tensor:
         """Multiply by the fused matrix and add its bias, or the three that a converter left separate."""
@@ -155,7 +151,7 @@ class SelfAttention(Rotation):
         """Normalize queries and keys where the architecture does, and rotate them by their positions."""
         if self.qk_norm in ("head", "heads"):
             q, k = self.normalize_qk(q, k, il)
-        if self.rotates(self.c, il):
+        if self.rotates(il):
             q, k = self.rotate(q, il), self.rotate(k, il)
         if self.qk_norm == "rotated":
             q, k = self.normalize_qk(q, k, il)
@@ -172,9 +168,9 @@ class SelfAttention(Rotation):
 
     # ----------------------------------------------------------------------------------------- the cache and the scores
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
-        """Store K and V and attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
-        scale = self.attention_scale(self.c)
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, il: int) -> Tensor:
+        """Store K and V, if given, and attend over the cache; returns [n_embd_head_v * n_head, n_tokens]."""
+        scale = self.attention_scale()
         if self.scale_query:
             q, scale = self.g.scale(q, scale), 1.0
         stored = self.store(k, v, il, q)
@@ -185,7 +181,7 @@ class SelfAttention(Rotation):
         d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
         q = g.view_4d(q, d, n_head, n_tokens, n_stream, q.nb[1], q.nb[2], q.nb[2] * n_tokens, 0)
         q, keys, values = (g.permute(t, 0, 2, 1, 3) for t in (q, keys, values))
-        max_bias = self.max_alibi_bias(self.c)
+        max_bias = self.max_alibi_bias()
         sinks = self.w.get(f"blk.{il}.attn_sinks.weight")
         expand = self.w.get(f"blk.{il}.attn_v_b.weight")  # from compressed values to each head's
         if self.inputs.flash_attn:
@@ -210,17 +206,18 @@ class SelfAttention(Rotation):
         self.graph.expand(self.named(cur, "kqv_out", il))
         return self.hadamard(cur, kv.v_rot) if kv.v_rot is not None else cur
 
-    def store(self, k: Tensor, v: Tensor, il: int, q: Tensor | None = None) -> Tensor | None:
+    def store(self, k: Tensor | None, v: Tensor | None, il: int, q: Tensor | None = None) -> Tensor | None:
         """Store keys and values in the cache; returns the queries, rotated as the cache wants them."""
         kv = self.inputs.attention(il)
-        if kv.k_rot is not None:
-            q, k = self.hadamard(q, kv.k_rot) if q is not None else None, self.hadamard(k, kv.k_rot)
-        if kv.v_rot is not None:
-            v = self.hadamard(v, kv.v_rot)
+        q, k, v = (
+            t if t is None or rot is None else self.hadamard(t, rot)
+            for t, rot in ((q, kv.k_rot), (k, kv.k_rot), (v, kv.v_rot))
+        )
         for name, t in (("Qcur", q), ("Vcur", v), ("Kcur", k)):
             if t is not None:
                 self.graph.expand(self.named(t, name, il))
-        kv.store(self.graph, k, v, il)
+        if k is not None and v is not None:
+            kv.store(self.graph, k, v, il)
         return q
 
     def bounded(self, kq: Tensor) -> Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import ALIBI_8, NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -28,6 +27,7 @@ class Bert(Decoder):
     norm_bias = True
     embedding_norm = True
     learned_positions: ClassVar[Presence] = True
+    token_types: ClassVar[Presence] = None
     pre_norm = False
     output_norm = ""
     sum_norms: ClassVar[tuple[str, str]] = ("attn_output_norm", "layer_output_norm")
@@ -36,20 +36,18 @@ class Bert(Decoder):
     output_bias: ClassVar[Presence] = None
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = None
-    ffn_scale = False
     activation = "gelu"
     tiny = {"n_token_types": 2}
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
-        yield TensorSpec("token_types.weight", (c.n_embd, c.n_token_types), optional=True, f32=True)
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        yield from super().tensors(has)
+        shape, optional = (self.c.n_embd, self.c.n_token_types), self.token_types is None
+        yield TensorSpec("token_types.weight", shape, optional, f32=True)
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().layer_tensors(c, il, has)
-        for role in cls.sum_norms:
-            yield from cls.norm_tensors(role, c.n_embd)
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        for role in self.sum_norms:
+            yield from self.norm_tensors(role, self.c.n_embd)
 
     def look_up(self) -> Tensor:
         x, types = super().look_up(), self.w.get("token_types.weight")
@@ -84,17 +82,12 @@ class NomicBertMoe(JinaBertV3):
 
     name = "nomic-bert-moe"
     keys = {"n_token_types": REQUIRED, "moe_every_n_layers": 0}
-    moe = Moe(required=False, normalize=False)
+    moe = Moe(required=False, gate=False, normalize=False)
     tiny = {"n_token_types": 2, "moe_every_n_layers": 2, "n_layer": 4, "n_expert": 8, "n_expert_used": 2}
     tiny_variants = {"no-experts": {"moe_every_n_layers": 0}}
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        return c.moe_every_n_layers > 0 and il % c.moe_every_n_layers == 1
-
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from (spec for spec in super().moe_tensors(c, il, has) if spec.name != "ffn_gate_exps.weight")
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        return self.c.moe_every_n_layers > 0 and il % self.c.moe_every_n_layers == 1
 
 
 class JinaBertV2(Bert):
@@ -102,6 +95,8 @@ class JinaBertV2(Bert):
 
     name = "jina-bert-v2"
     learned_positions = False
+    token_types = True
+    alibi = 8.0
     output_bias = True
     qk_norm = "full"
     qk_norm_weight = None
@@ -111,24 +106,14 @@ class JinaBertV2(Bert):
         "gate-in-up": {"without": "ffn_gate", "or_shape": True},
     }  # fmt: skip
 
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
-        return ALIBI_8
-
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().attention_tensors(c, il, has)
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().attention_tensors(il, has)
         for role in ("attn_q_norm", "attn_k_norm", "attn_norm_2"):
-            yield TensorSpec(f"{role}.bias", (c.n_embd,), optional=True)
-        yield TensorSpec("attn_norm_2.weight", (c.n_embd,), optional=True)
+            yield TensorSpec(f"{role}.bias", (self.c.n_embd,), optional=True)
+        yield TensorSpec("attn_norm_2.weight", (self.c.n_embd,), optional=True)
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        for spec in super().tensors(c, has):
-            yield replace(spec, optional=False) if spec.name == "token_types.weight" else spec
-
-    @classmethod
-    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+    def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+        c = self.c
         yield TensorSpec("ffn_gate.weight", (c.n_embd, n_ff), optional=True)
         yield TensorSpec("ffn_up.weight", (c.n_embd, n_ff), or_shape=(c.n_embd, 2 * n_ff))
         yield TensorSpec("ffn_up.bias", (n_ff,), optional=True, or_shape=(2 * n_ff,))
@@ -156,6 +141,7 @@ class ModernBert(Decoder):
     cacheless = True
     logits = False
     ignored = CLASSIFIER
+    lacking = ("blk.0.attn_norm.weight",)  # embeddings are normalized already
     norm = "layer"
     embedding_norm = True
     rope = NEOX
@@ -163,7 +149,6 @@ class ModernBert(Decoder):
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
-    ffn_scale = False
     tiny = {"n_head_kv": 4}
     tiny_variants = {
         "one-kv-head": None,
@@ -171,12 +156,6 @@ class ModernBert(Decoder):
         "reglu": {"hidden_activation": "reglu"},
         "another-activation": {"hidden_activation": "mish"},
     }
-
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        """The first layer takes the embeddings, which are normalized already, as they are."""
-        for spec in super().layer_tensors(c, il, has):
-            yield replace(spec, optional=True) if il == 0 and spec.name == "attn_norm.weight" else spec
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
@@ -200,4 +179,3 @@ class NeoBert(Decoder):
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
-    ffn_scale = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NORM, Decoder, Has, Moe, Presence
+from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.decoder import NORM, ROUTER, Decoder, Has, Moe, Presence
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -28,12 +28,10 @@ class CommandR(Decoder):
     parallel = "ffn + x"
     ffn_norm = ""
     tiny_variants = {"plus": {"n_layer": N_LAYER_PLUS}}
-    ffn_scale = False
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        for spec in super().attention_tensors(c, il, has):
-            if c.n_layer >= N_LAYER_PLUS or "_norm" not in spec.name:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        for spec in super().attention_tensors(il, has):
+            if self.c.n_layer >= N_LAYER_PLUS or "_norm" not in spec.name:
                 yield spec
 
 
@@ -43,15 +41,12 @@ class Cohere2(CommandR):
     name = "cohere2"
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
+    full_rope = False
     swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
     qk_norm = ""
     tiny_variants = {}
     tiny = {"logit_scale": 0.5, "n_swa": 16}
     ffn_scale = True
-
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]
 
 
 class Cohere2Moe(Cohere2):
@@ -62,32 +57,27 @@ class Cohere2Moe(Cohere2):
 
     name = "cohere2moe"
     keys = {
-        "norm_eps": 0.0, "norm_rms_eps": 0.0, "logit_scale": REQUIRED, "n_swa": REQUIRED,
-        "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,
-        "expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+        **Cohere2.keys, **ROUTER, "norm_eps": 0.0, "norm_rms_eps": 0.0, "n_layer_dense_lead": REQUIRED,
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,
     }  # fmt: skip
     swa_dense_first = True
     partial_rope = False
     nextn = True
     tie = None
-    moe = Moe(gating="sigmoid", normalize=None, shared=True, fused=True, scale=True)
+    moe = Moe(gating="sigmoid", normalize=None, shared="many", fused=True, scale=True)
     crop = "last"
     tiny = {"logit_scale": 0.5, "n_swa": 16, "norm_eps": 1e-5}
     tiny_variants = {"wide-shared-experts": {"n_expert_shared": 1, "n_ff_shexp": 160}}
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.norm_eps and not c.norm_rms_eps:
+    def check(self) -> Iterator[str]:
+        if not self.c.norm_eps and not self.c.norm_rms_eps:
             yield "attention.layer_norm_epsilon or attention.layer_norm_rms_epsilon: the key is missing"
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il] or il < c.n_layer_dense_lead
+    def rotates(self, il: int) -> bool:
+        return super().rotates(il) or il < self.c.n_layer_dense_lead
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return super().n_ff_shexp(c, il) if c.n_expert_shared else 0
+    def n_ff_shexp(self, il: int) -> int:
+        return super().n_ff_shexp(il) if self.c.n_expert_shared else 0
 
     def normalize(self, x: Tensor, role: str, name: str, il: int = -1, *, kind: str = "", eps: float = 0.0) -> Tensor:
         return super().normalize(x, role, name, il, kind="rms" if self.c.norm_rms_eps else "layer", eps=eps)

@@ -84,6 +84,8 @@ class Config:
     n_layer_nextn: int = _always("nextn_predict_layers", 0, high=MAX_LAYERS)
     n_expert_groups: int = _always("expert_group_count", 0, high=MAX_EXPERTS)
     n_group_used: int = _always("expert_group_used_count", 0, high=MAX_EXPERTS)
+    n_layer_kv: int = _derived(0)
+    """Layers from this one on keep nothing of their own, see `kv_layer`; 0 for none such."""
     is_swa: tuple[bool, ...] = _derived(())
     swa_chunked: bool = _derived(False)
     """Windows begin at multiples of `n_swa` and do not slide."""
@@ -93,6 +95,8 @@ class Config:
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
     norm_eps: float = _asked("attention.layer_norm_epsilon", 0.0, high=1.0)
     n_swa: int = _asked("attention.sliding_window", 0)
+    n_embd_head_k_swa: int = _asked("attention.key_length_swa", 0, low=1, high=65536)
+    n_embd_head_v_swa: int = _asked("attention.value_length_swa", 0, low=1, high=65536)
     n_rot_swa: int = _asked("rope.dimension_count_swa", 0, high=65536)
     rope_freq_base_swa: float = _asked("rope.freq_base_swa", 0.0, low=TINY, high=HUGE)
     yarn_ext_factor: float = _asked("rope.scaling.yarn_ext_factor", -1.0, low=-1.0)
@@ -102,12 +106,13 @@ class Config:
     rope_yarn_log_mul: float = _asked("rope.scaling.yarn_log_multiplier", 0.0)
     rope_scaling_alpha: float = _asked("rope.scaling.alpha", 0.0)
     rope_pattern: tuple[bool, ...] = _asked("attention.rope_pattern", (), per_layer=True)
-    rope_finetuned: bool = _asked("rope.scaling.finetuned", False)
+    rope_finetuned: bool = _asked("rope.scaling.finetuned", True)
     rope_sections: tuple[int, ...] = _asked("rope.dimension_sections", (), count=4)
     attention_scale: float = _asked("attention.scale", 0.0)
     attn_output_scale: float = _asked("attention.output_scale", 0.0)
     attn_logit_softcapping: float = _asked("attn_logit_softcapping", 0.0)
     attn_value_scale: float = _asked("attention.value_scale", 0.0)
+    n_layer_kv_shared: int = _asked("attention.shared_kv_layers", 0, high=MAX_LAYERS)
     attn_temperature_scale: float = _asked("attention.temperature_scale", 0.0)
     attn_temperature_length: int = _asked("attention.temperature_length", 0)
     n_lora_q: int = _asked("attention.q_lora_rank", 0, high=2**20)
@@ -123,7 +128,7 @@ class Config:
     skip_loop_final_norm: bool = _asked("skip_loop_final_norm", False)
     clamp_kqv: float = _asked("attention.clamp_kqv", 0.0)
     max_alibi_bias: float = _asked("attention.max_alibi_bias", 0.0)
-    use_parallel_residual: bool = _asked("use_parallel_residual", False)
+    use_parallel_residual: bool = _asked("use_parallel_residual", True)
     embedding_scale: float = _asked("embedding_scale", 0.0)
     residual_scale: float = _asked("residual_scale", 0.0)
     logit_scale: float = _asked("logit_scale", 0.0, low=-3e38)
@@ -146,6 +151,7 @@ class Config:
     expert_group_scale: float = _asked("expert_group_scale", 0.0)
     moe_every_n_layers: int = _asked("moe_every_n_layers", 0, high=MAX_LAYERS)
     hidden_activation: str = _asked("hidden_activation", "")
+    n_embd_per_layer: int = _asked("embedding_length_per_layer_input", 0, high=2**20)
     n_token_types: int = _asked("tokenizer.ggml.token_type_count", 0, low=1, high=2**16, prefixed=False)
     dense_2_in: int = _asked("dense_2_feat_in", 0, high=2**20)
     dense_2_out: int = _asked("dense_2_feat_out", 0, high=2**20)
@@ -161,6 +167,16 @@ class Config:
     def is_mla(self) -> bool:
         """Say whether the cache has compressed keys only, of which values are a part."""
         return self.n_embd_head_k_mla > 0
+
+    def kv_layer(self, il: int) -> int:
+        """Return the layer whose keys and values a layer looks at: itself, or one of the last two that have any."""
+        n = self.n_layer_kv
+        return n - (2 if self.is_swa[il] else 1) if 0 < n <= il else il
+
+    def head_widths(self, il: int) -> tuple[int, int]:
+        """Return the widths of a head's keys and values in a layer."""
+        k, v = (self.n_embd_head_k_swa, self.n_embd_head_v_swa) if self.is_swa[il] else (0, 0)
+        return k or self.n_embd_head_k, v or self.n_embd_head_v
 
     @classmethod
     def from_gguf(
@@ -291,6 +307,7 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | No
             values["n_rot"] = values["n_embd_head_k"]
         if values["n_rot"] % 2 or values["n_rot"] > values["n_embd_head_k"]:
             reader.fault("rope.dimension_count", f"even and at most {values['n_embd_head_k']}", values["n_rot"])
+        _check_windowed_heads(values, reader)
         if values["n_head_kv"] and any(kv and q % kv for q, kv in zip(n_head, values["n_head_kv"], strict=True)):
             reader.fault("attention.head_count_kv", f"a divisor of head_count ({n_head[0]})", values["n_head_kv"][0])
     if values["n_expert"] and not 0 < values["n_expert_used"] <= values["n_expert"]:
@@ -299,6 +316,15 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | No
         reader.fault("expert_used_count", "0, as there is no expert_count", values["n_expert_used"])
     _check_groups(values, reader)
     values["is_swa"] = _window_layers(values, reader, *swa_pattern)
+
+
+def _check_windowed_heads(values: dict[str, Any], reader: _Reader) -> None:
+    """Check that windowed layers, where they have a width or rotation of their own, rotate no more than a head has."""
+    width, n_rot = values.get("n_embd_head_k_swa"), values.get("n_rot_swa")
+    if width or n_rot:
+        width, n_rot = width or values["n_embd_head_k"], n_rot or values["n_rot"]
+        if n_rot % 2 or n_rot > width:
+            reader.fault("rope.dimension_count_swa", f"even and at most {width}", n_rot)
 
 
 def _check_groups(values: dict[str, Any], reader: _Reader) -> None:

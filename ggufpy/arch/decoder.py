@@ -12,13 +12,13 @@ order: the first number is the contiguous dimension. Nodes are named as in llama
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ggufpy.arch.attention import ALIBI_8, SelfAttention
+from ggufpy.arch.attention import SelfAttention
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.experts import CLAMP_MIN, GATING, Experts, Moe
+from ggufpy.arch.experts import CLAMP_MIN, GATING, ROUTER, Experts, Moe
 from ggufpy.arch.rope import IMROPE, MROPE, NEOX, NORM
 from ggufpy.arch.scaling import Rope, f32, inv_sqrt
 from ggufpy.arch.steps import Attention, FromPositions, GraphInputs, States
@@ -27,7 +27,7 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "ALIBI_8", "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM",
+    "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "ROUTER",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
     "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
@@ -42,6 +42,8 @@ class Decoder(SelfAttention, Experts):
     """Optional fields of `Config` that this architecture reads, with their defaults."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Tensors that files may bring and that change no logits: by name, those of layers without `blk.N.`."""
+    lacking: ClassVar[tuple[str, ...]] = ()
+    """Tensors that files may lack although most architectures need them, named in the same way."""
     stand_ins: ClassVar[Mapping[str, str]] = {"output.weight": "token_embd.weight"}
     """Tensors that a file may lack, and which are used in their place."""
     swa_period: ClassVar[int | None] = 0
@@ -81,88 +83,106 @@ class Decoder(SelfAttention, Experts):
     def config(cls, metadata: Mapping[str, Any], *, path: str = "") -> Config:
         """Read and check the hyper-parameters; one GGUFError lists all faults."""
         eps = {"norm_rms_eps": REQUIRED} if cls.norm == "rms" else {"norm_eps": REQUIRED}
-        pattern = (cls.swa_period, cls.swa_dense_first)
-        config = Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=cls.check, path=path)
-        return cls.adjust(config)
+        pattern, faults = (cls.swa_period, cls.swa_dense_first), lambda c: cls(c).faults()
+        config = Config.from_gguf(metadata, {**eps, **cls.keys}, swa_pattern=pattern, check=faults, path=path)
+        return cls(config).adjust()
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         """Yield what is wrong with the hyper-parameters beyond each key's own range."""
-        if c.n_embd_head_k != c.n_embd_head_v and not cls.split_heads:
-            yield f"attention.key_length {c.n_embd_head_k} and attention.value_length {c.n_embd_head_v} must be equal"
-        if not cls.grouped and c.n_head_kv != c.n_head:
+        c = self.c
+        for k, v in {c.head_widths(il) for il in range(c.n_layer)}:
+            if k != v and not self.split_heads:
+                yield f"attention.key_length {k} and attention.value_length {v} must be equal"
+        if not self.grouped and c.n_head_kv != c.n_head:
             yield f"attention.head_count_kv: expected {c.n_head[0]} (head_count), found {c.n_head_kv[0]}"
         for name, heads in (("head_count", c.n_head), ("head_count_kv", c.n_head_kv)):
-            if not cls.headless and not all(heads):
+            if not self.headless and not all(heads):
                 yield f"{c.architecture}.attention.{name}: expected at least 1, found 0"
-        if not cls.partial_rope and c.n_rot != c.n_embd_head_k:
+        if not self.partial_rope and c.n_rot != c.n_embd_head_k:
             yield f"rope.dimension_count {c.n_rot} and attention.key_length {c.n_embd_head_k} must be equal"
-        if cls.rope_mode(c) in (MROPE, IMROPE) and not 0 < sum(c.rope_sections) <= c.n_embd_head_k:
+        if self.rope_mode() in (MROPE, IMROPE) and not 0 < sum(c.rope_sections) <= c.n_embd_head_k:
             yield f"rope.dimension_sections: expected a sum of 1 to {c.n_embd_head_k}, found {list(c.rope_sections)}"
-        if cls.moe and cls.moe.required and not c.n_expert:
+        if self.moe and self.moe.required and not c.n_expert:
             yield "expert_count: the key is missing or 0"
-        if cls.moe and c.n_expert and not cls.moe.gating and c.expert_gating_func not in GATING:
+        if self.moe and c.n_expert and not self.moe.gating and c.expert_gating_func not in GATING:
             yield "expert_gating_func: the key is missing or 0"
+        yield from self.check()
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def check(self) -> Iterator[str]:
+        """Yield what is wrong for this architecture alone: nothing."""
+        return iter(())
+
+    def adjust(self) -> Config:
         """Change what this architecture takes in another way than the keys say."""
-        return replace(c, causal_attn=False) if cls.cacheless else c
+        return replace(self.c, causal_attn=False) if self.cacheless else self.c
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
         """List every tensor that a file of this architecture has or may have.
 
         `has` are the names a file has: they decide between forms, such as one fused or three separate q, k, v matrices.
         """
+        table = [*self.outer_tensors(), *self.unused_tensors(has)]
+        for il in range(self.c.n_layer):
+            blk = f"blk.{il}."
+            here = {name.removeprefix(blk) for name in has if name.startswith(blk)}
+            table += (replace(spec, name=blk + spec.name) for spec in self.layer_tensors(il, here))
+        return self.relaxed(table)
+
+    def relaxed(self, table: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        """Make optional what files of this architecture may lack."""
+        return (replace(spec, optional=spec.optional or _among(self.lacking, spec.name)) for spec in table)
+
+    def outer_tensors(self) -> Iterator[TensorSpec]:
+        """List what stands before and behind the layers."""
+        c = self.c
         yield TensorSpec("token_embd.weight", (c.n_embd, c.n_vocab), indexed=True)
-        if cls.learned_positions is not False:
-            optional = cls.learned_positions is None
+        if self.learned_positions is not False:
+            optional = self.learned_positions is None
             yield TensorSpec("position_embd.weight", (c.n_embd, c.n_ctx_train), optional, indexed=True)
-        if cls.embedding_norm:
-            yield from cls.norm_tensors("token_embd_norm", c.n_embd)
-        if cls.output_norm:
-            yield from cls.norm_tensors(cls.output_norm, c.n_embd)
-        if cls.logits and cls.tie is not True:
-            yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=cls.tie is None)
-        if cls.head_bias is not False:
-            yield TensorSpec("output.bias", (c.n_vocab,), optional=cls.head_bias is None)
-        for name in cls.factor_names(c):
-            n_rot = max(c.n_rot, c.n_rot_swa if any(c.is_swa) else 0)
-            yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
-        nextn = range(c.n_layer, c.n_layer + c.n_layer_nextn) if cls.nextn else ()
-        blocks = tuple(f"blk.{il}." for il in nextn)
+        if self.embedding_norm:
+            yield from self.norm_tensors("token_embd_norm", c.n_embd)
+        if self.output_norm:
+            yield from self.norm_tensors(self.output_norm, c.n_embd)
+        if self.logits and self.tie is not True:
+            yield TensorSpec("output.weight", (c.n_embd, c.n_vocab), optional=self.tie is None)
+        if self.head_bias is not False:
+            yield TensorSpec("output.bias", (c.n_vocab,), optional=self.head_bias is None)
+        yield from self.factor_tensors()
+
+    def unused_tensors(self, has: Has) -> Iterator[TensorSpec]:
+        """List what a file has and no graph needs."""
+        c = self.c
+        nextn = tuple(f"blk.{il}." for il in range(c.n_layer, c.n_layer + c.n_layer_nextn)) if self.nextn else ()
         for name in has:
-            if name in cls.ignored or _in_layer(name) in cls.ignored or name.startswith(blocks):
+            if _among(self.ignored, name) or name.startswith(nextn):
                 yield TensorSpec(name, (), unused=True)
-        for il in range(c.n_layer):
-            names_here = {name.removeprefix(f"blk.{il}.") for name in has if name.startswith(f"blk.{il}.")}
-            for spec in cls.layer_tensors(c, il, names_here):
-                yield replace(spec, name=f"blk.{il}.{spec.name}")
 
-    @classmethod
-    def layer_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List a layer's tensors, by their names behind `blk.N.`."""
-        if cls.pre_norm:
-            yield from cls.norm_tensors("attn_norm", c.n_embd)
-        yield from cls.attention_tensors(c, il, has)
-        if cls.post_norms:
-            yield from cls.norm_tensors(cls.post_norms[0], c.n_embd)
-        if cls.pre_norm and cls.ffn_norm:
-            yield from cls.norm_tensors(cls.ffn_norm, c.n_embd)
-        yield from cls.ffn_tensors(c, il, has)
-        if cls.post_norms:
-            yield from cls.norm_tensors(cls.post_norms[1], c.n_embd)
+        c = self.c
+        if self.pre_norm:
+            yield from self.norm_tensors("attn_norm", c.n_embd)
+        yield from self.attention_tensors(il, has)
+        if self.post_norms:
+            yield from self.norm_tensors(self.post_norms[0], c.n_embd)
+        if self.pre_norm and self.ffn_norm:
+            yield from self.norm_tensors(self.ffn_norm, c.n_embd)
+        yield from self.ffn_tensors(il, has)
+        if self.post_norms:
+            yield from self.norm_tensors(self.post_norms[1], c.n_embd)
 
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+    def nextn_tensors(self) -> Iterator[TensorSpec]:
         """List what a block that guesses a further token has at least, by the names behind `blk.N.`."""
-        yield from cls.layer_tensors(c, c.n_layer - 1, ())
+        c = self.c
+        yield from self.relaxed(type(self)(self.nextn_config()).layer_tensors(c.n_layer - 1, ()))
         yield TensorSpec("nextn.eh_proj.weight", (2 * c.n_embd, c.n_embd))
         yield from (TensorSpec(f"nextn.{name}.weight", (c.n_embd,)) for name in ("enorm", "hnorm"))
 
-    @classmethod
-    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
+    def nextn_config(self) -> Config:
+        """Return the hyper-parameters with the last layer made one of such blocks."""
+        return self.c
+
+    def states(self) -> Mapping[int, Mapping[str, int]]:
         """Return the widths of the states that recurrent layers keep for each sequence, by layer and name."""
         return {}
 
@@ -171,16 +191,17 @@ class Decoder(SelfAttention, Experts):
     def build(self) -> Tensor | None:
         """Build the graph; returns its logits, [n_vocab, n_outputs], if any are wanted, or embeddings.
 
-        Where none are, the last layer stops as soon as its keys and values are stored.
+        Where none are, the last layer that has any keys and values is done as soon as they are stored.
         """
-        x = self.embed()
-        for il in range(self.c.n_layer - 1):
-            x = self.layer(x, il)
-        il = self.c.n_layer - 1
+        x, last = self.embed(), self.c.n_layer - 1
         if self.inputs.out_ids is None:
-            self.store_only(x, il)
+            last = (self.c.n_layer_kv or self.c.n_layer) - 1
+        for il in range(last):
+            x = self.layer(x, il)
+        if self.inputs.out_ids is None:
+            self.store_only(x, last)
             return None
-        x = self.layer(x, il)
+        x = self.layer(x, last)
         if self.crop == "late":
             x = self.g.get_rows(x, self.inputs.out_ids)
         if self.output_norm:
@@ -217,28 +238,26 @@ class Decoder(SelfAttention, Experts):
     def look_up(self) -> Tensor:
         """Look up the tokens' embeddings and scale them."""
         x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
-        scale = self.embedding_scale(self.c)
+        scale = self.embedding_scale()
         return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
 
-    @classmethod
-    def embedding_scale(cls, c: Config) -> float:
+    def embedding_scale(self) -> float:
         """Return what embeddings are multiplied by; 0 for nothing."""
-        return f32(c.embedding_scale)
+        return f32(self.c.embedding_scale)
 
     def head(self, x: Tensor) -> Tensor:
         """Project on the vocabulary."""
         y = self.g.mul_mat(self.w["output.weight"], x)
         if self.head_bias is not False and "output.bias" in self.w:
             y = self.g.add(y, self.w["output.bias"])
-        scale = self.logit_scale(self.c)
+        scale = self.logit_scale()
         if scale:
             y = self.g.scale(y, scale)
         return self.softcap(y, self.c.final_logit_softcapping) if self.c.final_logit_softcapping else y
 
-    @classmethod
-    def logit_scale(cls, c: Config) -> float:
+    def logit_scale(self) -> float:
         """Return what logits are multiplied by; 0 for nothing."""
-        return f32(c.logit_scale)
+        return f32(self.c.logit_scale)
 
     # -------------------------------------------------------------------------------------------------------- the layer
 
@@ -246,7 +265,7 @@ class Decoder(SelfAttention, Experts):
         """Add attention and the FFN to the residual stream, [n_embd, n_tokens], in turn or side by side."""
         normed = self.attention_input(x, il)
         cur, x, normed = self.wanted(il, self.attention(normed, il), x, normed)
-        if self.is_parallel(self.c):
+        if self.parallel and self.c.use_parallel_residual:
             return self.named(self.add_both(cur, x, normed, il), "l_out", il)
         h = self.add_residual(cur, x, 0, il)
         cur = self.feed_forward(self.ffn_input(h, normed, il), il)
@@ -257,11 +276,6 @@ class Decoder(SelfAttention, Experts):
         q, k, v = self.qkv(self.attention_input(x, il), il)
         _, k = self.position(q, k, il)
         self.store(k, v, il)
-
-    @classmethod
-    def is_parallel(cls, c: Config) -> bool:
-        """Say whether attention and FFN stand side by side."""
-        return bool(cls.parallel)
 
     def add_both(self, attn: Tensor, x: Tensor, normed: Tensor, il: int) -> Tensor:
         """Add attention's output and the FFN's to the stream that both came from."""
@@ -295,5 +309,6 @@ class Decoder(SelfAttention, Experts):
         return self.post_norms[which]
 
 
-def _in_layer(name: str) -> str:
-    return name.split(".", 2)[2] if name.startswith("blk.") else ""
+def _among(names: tuple[str, ...], name: str) -> bool:
+    """Find a tensor among names that leave out `blk.N.` where they mean all layers."""
+    return name in names or (name.startswith("blk.") and name.split(".", 2)[2] in names)

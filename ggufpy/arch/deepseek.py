@@ -1,11 +1,14 @@
-"""DeepSeek, and dots.llm1, which is built like it: leading dense layers, and experts that all tokens share."""
+"""DeepSeek and what is built like it: dense layers first, then experts, some of which all tokens share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.tensors import TensorSpec
 
-__all__ = ["DeepSeek", "Dots1"]
+__all__ = ["BailingMoe", "BailingMoe2", "DeepSeek", "Dots1", "Ernie45Moe"]
 
 
 class DeepSeek(Decoder):
@@ -13,8 +16,7 @@ class DeepSeek(Decoder):
 
     name = "deepseek"
     keys = {"n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0}
-    ffn_scale = False
-    moe = Moe(normalize=False, shared=True)
+    moe = Moe(normalize=False, shared="many")
 
 
 class Dots1(DeepSeek):
@@ -25,6 +27,55 @@ class Dots1(DeepSeek):
     tie = False
     rope = NEOX
     qk_norm = "head"
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="many")
     tiny = {"n_head_kv": 4, "expert_gating_func": 2}
     tiny_variants = {"one-kv-head": None}
+
+
+class BailingMoe(Decoder):
+    """Ling 1: Llama with routed and shared experts in every layer, whatever `leading_dense_block_count` says."""
+
+    name = "bailingmoe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+    }  # fmt: skip
+    tie = False
+    moe = Moe(normalize=None, shared="many")
+    tiny_variants = {"ignored-keys": {"n_layer_dense_lead": 1}}
+
+
+class BailingMoe2(Decoder):
+    """Ling 2: normalized queries and keys, leading dense layers, and a router that the file describes."""
+
+    name = "bailingmoe2"
+    keys = {**BailingMoe.keys, "n_layer_dense_lead": 0, "n_ff_shexp": 0, "expert_gating_func": REQUIRED}
+    partial_rope = True
+    nextn = True
+    tie = False
+    rope = NEOX
+    qkv_fused = True
+    qkv_bias = False
+    qk_norm = "head"
+    moe = Moe(gating=None, normalize=None, bias=None, shared="many")
+
+    def nextn_tensors(self) -> Iterator[TensorSpec]:
+        yield from super().nextn_tensors()
+        yield TensorSpec("layer_output_norm.weight", (self.c.n_embd,))
+
+    def n_ff_shexp(self, il: int) -> int:
+        return (self.c.n_ff_shexp or self.n_ff_exp(il)) * self.c.n_expert_shared
+
+
+class Ernie45Moe(Decoder):
+    """ERNIE 4.5 with experts after some dense layers; a bias for the choice and shared ones where files have them."""
+
+    name = "ernie4_5-moe"
+    keys = {
+        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
+    }  # fmt: skip
+    moe = Moe(gate=None, bias=None, shared="many")
+    tiny = {"interleave_moe_layer_step": 1}
+
+    def check(self) -> Iterator[str]:
+        if self.c.interleave_moe_layer_step != 1:
+            yield f"interleave_moe_layer_step: expected 1, found {self.c.interleave_moe_layer_step}"

@@ -47,8 +47,7 @@ class DeepSeek2(Decoder):
     split_heads = True
     nextn = True
     qkv_fused = False
-    ffn_scale = False
-    moe = Moe(normalize=None, bias=None, shared=True, fused=True)
+    moe = Moe(normalize=None, bias=None, shared="many", fused=True)
     tiny = {
         "n_head_kv": 1, "n_lora_q": 64, "n_lora_kv": 64, "n_rot": 32, "n_embd_head_k": 96, "n_embd_head_v": 64,
         "n_embd_head_k_mla": 48, "n_embd_head_v_mla": 24,
@@ -62,9 +61,8 @@ class DeepSeek2(Decoder):
         "attn-temperature-scale": {"attn_temperature_scale": 0.3, "attn_temperature_length": 8},
     }  # fmt: skip
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
         if bool(c.n_embd_head_k_mla) != bool(c.n_embd_head_v_mla):
             yield "attention.key_length_mla and attention.value_length_mla: expected both or neither"
         if c.n_rot >= (c.n_embd_head_k_mla or c.n_embd_head_k):
@@ -76,9 +74,9 @@ class DeepSeek2(Decoder):
         if c.attn_temperature_scale and not c.attn_temperature_length:
             yield "attention.temperature_length: expected at least 1, found 0"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
         """Take from the multiplier what converters put in, and the value's width from the compressed vector."""
+        c = self.c
         multiplier = float(np.float32(c.rope_yarn_log_mul) / TENTH)
         sigmoid = c.n_layer in (47, 48) and c.n_vocab == N_VOCAB_GLM_LITE and not c.expert_gating_func
         return replace(
@@ -86,17 +84,16 @@ class DeepSeek2(Decoder):
             n_lora_q=0 if _is_lite(c.n_layer, c.n_vocab) else c.n_lora_q,
             n_embd_head_v=c.n_lora_kv if c.is_mla else c.n_embd_head_v,
             rope_yarn_log_mul=multiplier,
-            yarn_mscale=cls.yarn_mscale(multiplier),
+            yarn_mscale=self.yarn_mscale(multiplier),
             expert_gating_func=2 if sigmoid else c.expert_gating_func,
         )
 
-    @classmethod
-    def yarn_mscale(cls, multiplier: float) -> float:
+    def yarn_mscale(self, multiplier: float) -> float:
         """Return how YaRN stretches what rotates: as all else."""
         return multiplier
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
         n_head, k, v = c.n_head[il], c.n_embd_head_k_mla or c.n_embd_head_k, c.n_embd_head_v_mla or c.n_embd_head_v
         if c.n_lora_q:
             yield TensorSpec("attn_q_a.weight", (c.n_embd, c.n_lora_q))
@@ -113,18 +110,14 @@ class DeepSeek2(Decoder):
             yield TensorSpec("attn_kv_b.weight", (c.n_lora_kv, n_head * (k - c.n_rot + v)))
         yield from linear("attn_output", n_head * v, c.n_embd, False)
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         """Scale by the head's width, and by the square of what YaRN's stretch asks for."""
+        c = self.c
         r = Rope.of(c)
         log = np.float32(math.log(np.float32(1) / np.float32(r.freq_scale)))
         stretch = np.float32(r.attn_factor) * (np.float32(1) + TENTH * log)
         stretch *= np.float32(1) + TENTH * np.float32(c.rope_yarn_log_mul) * log
         return float(stretch * stretch / np.sqrt(np.float32(c.n_embd_head_k_mla or c.n_embd_head_k)))
-
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return (c.attn_temperature_scale, c.attn_temperature_length, 0.0) if c.attn_temperature_scale else ()
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         """Compress; rotate a part; give the rest to the heads, on the queries' side or on that of keys and values."""
@@ -167,6 +160,5 @@ class Mistral4(DeepSeek2):
 
     name = "mistral4"
 
-    @classmethod
-    def yarn_mscale(cls, multiplier: float) -> float:
+    def yarn_mscale(self, multiplier: float) -> float:
         return 1.0

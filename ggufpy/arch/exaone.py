@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
@@ -21,7 +19,6 @@ class Exaone(Decoder):
     name = "exaone"
     rope = NEOX
     rope_factors = "freqs"
-    ffn_scale = False
 
 
 class Exaone4(Decoder):
@@ -30,6 +27,7 @@ class Exaone4(Decoder):
     name = "exaone4"
     keys = {"n_swa": 4096}
     swa_period = 4
+    full_rope = False
     swa_rope = "same"
     nextn = True
     pre_norm = False
@@ -37,7 +35,6 @@ class Exaone4(Decoder):
     rope = NEOX
     rope_factors = "freqs"
     qk_norm = "head"
-    ffn_scale = False
     tiny_variants = {
         "window": WINDOWED,
         "window-array": WINDOWED | {"swa_pattern": [il % 3 == 0 for il in range(N_LAYER_32B)]},
@@ -46,13 +43,12 @@ class Exaone4(Decoder):
         "window-pattern": None,
     }
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return c if c.n_layer == N_LAYER_32B else replace(c, n_swa=0, is_swa=(False,) * c.n_layer)
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il] or not c.n_swa
+    def rotates(self, il: int) -> bool:
+        return super().rotates(il) or not self.c.n_swa
 
 
 class ExaoneMoe(Decoder):
@@ -60,27 +56,18 @@ class ExaoneMoe(Decoder):
 
     name = "exaone-moe"
     keys = {
-        "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0,
-        "expert_gating_func": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
+        "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, **ROUTER,
+        "expert_gating_func": REQUIRED,
     }  # fmt: skip
     swa_period = 4
+    full_rope = False
     swa_rope = "same"  # llama.cpp reads a base for windows but does not use it
     nextn = True
     tie = False
     rope = NEOX
     rope_factors = "freqs"
     qk_norm = "head"
-    ffn_scale = False
-    moe = Moe(gating=None, normalize=None, bias=None, shared=True)
+    moe = Moe(gating=None, normalize=None, bias=None, shared="one")
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.is_swa[il]
-
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or cls.n_ff_exp(c, il)
-
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
-        return super().nextn_tensors(replace(c, n_layer_dense_lead=c.n_layer))
+    def nextn_config(self) -> Config:
+        return replace(self.c, n_layer_dense_lead=self.c.n_layer)

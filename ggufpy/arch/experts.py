@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.ffn import FeedForward
 from ggufpy.arch.scaling import f32
 from ggufpy.arch.tensors import Has, Presence, TensorSpec
 from ggufpy.graph import Tensor
 
-__all__ = ["CLAMP_MIN", "GATING", "Experts", "Moe"]
+__all__ = ["CLAMP_MIN", "GATING", "ROUTER", "Experts", "Moe"]
 
 CLAMP_MIN = 1e-6
 """Limits of SwiGLU that are no larger mean none."""
 MIN_F16 = 6.103515625e-5
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight", 4: "sqrt_softplus"}
+ROUTER = {"expert_gating_func": 0, "expert_weights_scale": 0.0, "expert_weights_norm": False}
+"""Keys by which a file describes its router, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,17 @@ class Moe:
     """
 
     required: bool = True  # False: the same name stands for dense models too
+    gate: Presence = True  # of the experts
     by_tensors: bool = False  # which layers have experts is seen from the file's tensors alone
     gating: str | None = "softmax"  # or "sigmoid", "softmax_weight" (softmax over the chosen), "sqrt_softplus"
     normalize: bool | None = True
     bias: Presence = False  # added for the choice only
     bias_name: str = "exp_probs_b.bias"
     split_ff: bool = False  # without a width of their own, the experts of a token share feed_forward_length
-    shared: bool = False  # experts that every token uses
+    shared: str = ""
+    """Experts that every token uses, as wide together as `expert_shared_count` others ("many"), as "one" other, or as
+    "dense" layers are, if no key says how wide."""
+    shared_gate: bool = False  # which a gate weighs for each token
     fused: bool = False  # the file may have gate and up as one matrix
     scale: bool = False  # the file may have scales of the experts' matrices
     expert_bias: bool = False
@@ -49,27 +54,26 @@ class Experts(FeedForward):
 
     moe: ClassVar[Moe | None] = None
 
-    @classmethod
-    def ffn_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's FFN, dense or with experts."""
-        if cls.is_moe(c, il, has):
-            yield from cls.moe_tensors(c, il, has)
+        if self.is_moe(il, has):
+            yield from self.moe_tensors(il, has)
         else:
-            yield from cls.dense_tensors(c, c.n_ff[il])
+            yield from self.dense_tensors(self.c.n_ff[il])
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
+    def is_moe(self, il: int, has: Has = ()) -> bool:
         """Say whether a layer has experts, by the keys or by the names it has in the file."""
-        if cls.moe and cls.moe.by_tensors:
+        c = self.c
+        if self.moe and self.moe.by_tensors:
             return any("_exps." in name or "ffn_gate_inp." in name for name in has) if has else il > 0
         step = c.interleave_moe_layer_step or 1
-        return bool(cls.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
+        return bool(self.moe and c.n_expert and il >= c.n_layer_dense_lead and (il + 1) % step == 0)
 
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def moe_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List the tensors of a layer's router and experts."""
-        assert cls.moe is not None
-        moe, n_ff, n_expert = cls.moe, cls.n_ff_exp(c, il), c.n_expert
+        c = self.c
+        assert self.moe is not None
+        moe, n_ff, n_expert = self.moe, self.n_ff_exp(il), c.n_expert
         yield TensorSpec("ffn_gate_inp.weight", (c.n_embd, n_expert))
         if moe.expert_bias:
             yield TensorSpec("ffn_gate_inp.bias", (n_expert,))
@@ -78,31 +82,32 @@ class Experts(FeedForward):
         else:
             matrices = [("gate", c.n_embd, n_ff), ("up", c.n_embd, n_ff), ("down", n_ff, c.n_embd)]
         for role, n_in, n_out in matrices:
-            yield TensorSpec(f"ffn_{role}_exps.weight", (n_in, n_out, n_expert), optional=cls.expert_optional(role))
+            if role == "gate" and moe.gate is False:
+                continue
+            optional = role == "gate" and moe.gate is None
+            yield TensorSpec(f"ffn_{role}_exps.weight", (n_in, n_out, n_expert), optional)
             if moe.expert_bias:
                 yield TensorSpec(f"ffn_{role}_exps.bias", (n_out, n_expert), f32=True)
             if moe.scale and role != "gate_up":
                 yield TensorSpec(f"ffn_{role}_exps.scale", (n_expert,), optional=True)
         if moe.bias is not False:
             yield TensorSpec(moe.bias_name, (n_expert,), optional=moe.bias is None)
-        if moe.shared and (width := cls.n_ff_shexp(c, il)):
-            yield from cls.dense_tensors(c, width, "_shexp")
+        if moe.shared and (width := self.n_ff_shexp(il)):
+            yield from self.dense_tensors(width, "_shexp")
+        if moe.shared_gate:
+            yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
 
-    @classmethod
-    def n_ff_exp(cls, c: Config, il: int) -> int:
+    def n_ff_exp(self, il: int) -> int:
         """Return an expert's width."""
+        c = self.c
         own = c.n_ff_exp[il] if c.n_ff_exp else 0
-        return own or c.n_ff[il] // (c.n_expert_used if cls.moe and cls.moe.split_ff else 1)
+        return own or c.n_ff[il] // (c.n_expert_used if self.moe and self.moe.split_ff else 1)
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
+    def n_ff_shexp(self, il: int) -> int:
         """Return the width of the shared experts together; 0 for none."""
-        return c.n_ff_shexp or cls.n_ff_exp(c, il) * c.n_expert_shared
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        """Say whether a file may lack one of the experts' matrices: gate, up or down."""
-        return False
+        assert self.moe is not None
+        c, n_ff = self.c, self.n_ff_exp(il)
+        return c.n_ff_shexp or {"many": n_ff * c.n_expert_shared, "one": n_ff, "dense": c.n_ff[il]}[self.moe.shared]
 
     # -------------------------------------------------------------------------------------------------------- the graph
 
@@ -116,8 +121,17 @@ class Experts(FeedForward):
         return self.named(out, "ffn_out", il)
 
     def shared_expert(self, x: Tensor, il: int) -> Tensor:
-        """Compute the experts that all tokens share."""
-        return self.named(self.ffn(x, f"blk.{il}", il, "_shexp"), "ffn_shexp", il)
+        """Compute the experts that all tokens share, and weigh them for each token where they have a gate."""
+        out = self.named(self.ffn(x, f"blk.{il}", il, "_shexp"), "ffn_shexp", il)
+        weight = self.w.get(f"blk.{il}.ffn_gate_inp_shexp.weight")
+        if weight is None:
+            return out
+        gate = self.shared_weight(self.g.mul_mat(weight, x), il)
+        return self.named(self.g.mul(out, gate), "ffn_shexp_out", il)
+
+    def shared_weight(self, score: Tensor, il: int) -> Tensor:
+        """Turn a token's score, [1, n_tokens], into the weight of the shared experts."""
+        return self.g.sigmoid(score)
 
     def experts(self, x: Tensor, il: int, logits: Tensor | None = None) -> Tensor:
         """Route each token to its best experts and add up their weighted outputs, [n_embd, n_tokens]."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.steps import Steps
 from ggufpy.arch.tensors import Presence, TensorSpec, linear
 from ggufpy.graph import Tensor
@@ -19,17 +18,17 @@ class FeedForward(Steps):
     ffn_gate: ClassVar[bool] = True
     ffn_fused: ClassVar[bool] = False  # gate and up are one matrix
     ffn_bias: ClassVar[Presence] = False
-    ffn_scale: ClassVar[bool] = True
+    ffn_scale: ClassVar[bool] = False  # matrices may have scales
     activation: ClassVar[str] = "silu"  # of the gate, or of up where there is no gate
 
-    @classmethod
-    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+    def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
         """List the tensors of one gated FFN; shared experts are one with the suffix `_shexp`."""
-        bias = cls.ffn_bias if not suffix else False
-        if cls.ffn_gate and not cls.ffn_fused:
-            yield from linear(f"ffn_gate{suffix}", c.n_embd, n_ff, bias, scale=cls.ffn_scale)
-        yield from linear(f"ffn_up{suffix}", c.n_embd, n_ff * 2 if cls.ffn_fused else n_ff, bias, scale=cls.ffn_scale)
-        yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, bias, scale=cls.ffn_scale)
+        c = self.c
+        bias = self.ffn_bias if not suffix else False
+        if self.ffn_gate and not self.ffn_fused:
+            yield from linear(f"ffn_gate{suffix}", c.n_embd, n_ff, bias, scale=self.ffn_scale)
+        yield from linear(f"ffn_up{suffix}", c.n_embd, n_ff * 2 if self.ffn_fused else n_ff, bias, scale=self.ffn_scale)
+        yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, bias, scale=self.ffn_scale)
 
     def ffn(self, x: Tensor, blk: str, il: int, suffix: str = "") -> Tensor:
         """Compute one feed-forward network, up first as llama.cpp does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Presence, f32, inv_sqrt
 
 __all__ = ["Gemma", "Gemma2", "Gemma3"]
@@ -20,17 +19,15 @@ class Gemma(Decoder):
     rope = NEOX
     scale_query = True
     activation = "gelu"
-    ffn_scale = False
     n_layer_27b: ClassVar[int] = 0
 
-    @classmethod
-    def embedding_scale(cls, c: Config) -> float:
-        return f32(math.sqrt(c.n_embd))
+    def embedding_scale(self) -> float:
+        return f32(math.sqrt(self.c.n_embd))
 
-    @classmethod
-    def attention_scale(cls, c: Config) -> float:
+    def attention_scale(self) -> float:
         """Scale by the head's width; in the 27B models by the width that heads would have without key_length."""
-        return inv_sqrt(c.n_embd // c.n_head[0] if c.n_layer == cls.n_layer_27b else c.n_embd_head_k)
+        c = self.c
+        return inv_sqrt(c.n_embd // c.n_head[0] if c.n_layer == self.n_layer_27b else c.n_embd_head_k)
 
 
 class Gemma2(Gemma):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["ChatGLM", "Glm4", "Glm4Moe"]
 
@@ -14,7 +14,6 @@ class ChatGLM(Decoder):
     name = "chatglm"
     partial_rope = True
     ffn_fused = True
-    ffn_scale = False
 
 
 class Glm4(Decoder):
@@ -26,7 +25,6 @@ class Glm4(Decoder):
     nextn = True
     post_norms = ("post_attention_norm", "post_ffw_norm")
     ffn_fused = True
-    ffn_scale = False
     prec_f32 = True
 
 
@@ -35,8 +33,7 @@ class Glm4Moe(Decoder):
 
     name = "glm4moe"
     keys = {
-        "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False, "expert_gating_func": 0, "rope_sections": (),
+        **ROUTER, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "rope_sections": (),
     }  # fmt: skip
     partial_rope = True
     nextn = True
@@ -44,6 +41,5 @@ class Glm4Moe(Decoder):
     qk_norm = "head"
     qk_norm_weight = None
     ffn_norm = "post_attention_norm"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared=True, split_ff=True)
+    moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many", split_ff=True)
     prec_f32 = True

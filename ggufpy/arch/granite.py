@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.config import REQUIRED
 from ggufpy.arch.decoder import Decoder, Moe, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -26,20 +26,10 @@ class Granite(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    ffn_scale = False
-    moe = Moe(required=False, shared=True)
+    moe = Moe(required=False, gate=None, shared="many")
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return c.rope_finetuned
-
-    @classmethod
-    def logit_scale(cls, c: Config) -> float:
-        return float(np.float32(1.0) / np.float32(c.logit_scale))
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
+    def logit_scale(self) -> float:
+        return float(np.float32(1.0) / np.float32(self.c.logit_scale))
 
 
 class GraniteMoe(Granite):
@@ -47,10 +37,6 @@ class GraniteMoe(Granite):
 
     name = "granitemoe"
     keys = {key: default for key, default in Granite.keys.items() if key != "rope_finetuned"}
-
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return True
 
 
 class GraniteSwa(GraniteMoe):
@@ -61,27 +47,18 @@ class GraniteSwa(GraniteMoe):
     swa_period = None
     swa_rope = "same"
     sinks = True
-    moe = Moe(required=False, shared=True, fused=True)
+    moe = Moe(required=False, shared="many", fused=True)
     tiny_variants = {
         "rope-pattern": {"rope_pattern": [False, True, False]},
         "deepstack": {"extra": {"granite_swa.deepstack_mapping": [0, 1, 2]}},
     }
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return not c.rope_pattern or c.rope_pattern[il]
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return False
-
-    @classmethod
-    def dense_tensors(cls, c: Config, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
+    def dense_tensors(self, n_ff: int, suffix: str = "") -> Iterator[TensorSpec]:
         if not suffix:
-            yield from super().dense_tensors(c, n_ff)
+            yield from super().dense_tensors(n_ff)
             return
-        yield from linear(f"ffn_up{suffix}", c.n_embd, n_ff * 2, False, scale=False)
-        yield from linear(f"ffn_down{suffix}", n_ff, c.n_embd, False, scale=False)
+        yield from linear(f"ffn_up{suffix}", self.c.n_embd, n_ff * 2, False, scale=False)
+        yield from linear(f"ffn_down{suffix}", n_ff, self.c.n_embd, False, scale=False)
 
     def shared_expert(self, x: Tensor, il: int) -> Tensor:
         cur = self.activate_fused(self.linear(x, f"blk.{il}.ffn_up_shexp"))
@@ -101,7 +78,3 @@ class MiniCPM(Granite):
         "residual_scale": _residual_scale,
         "embedding_scale": 12.0,
     }
-
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
-        return True

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
 
 __all__ = ["HunyuanDense", "HunyuanMoe", "HunyuanVL", "HyV3"]
 
@@ -20,10 +20,9 @@ class HunyuanDense(Decoder):
     keys = {"rope_scaling_alpha": 0.0}
     rope = NEOX
     qk_norm = "rotated"
-    ffn_scale = False
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         if c.rope_scaling_alpha <= 0:
             return c
         d = c.n_embd_head_k
@@ -45,32 +44,21 @@ class HunyuanMoe(Decoder):
     keys = {"n_ff_shexp": 0}
     rope = NEOX
     qk_norm = "rotated"
-    ffn_scale = False
-    moe = Moe(shared=True)
+    moe = Moe(shared="dense")
     tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
-
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or c.n_ff[il]
 
 
 class HyV3(Decoder):
     """Hunyuan 3: norms before the rotation, leading dense layers, a router that the file describes."""
 
     name = "hy_v3"
-    keys = {
-        "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "expert_gating_func": 0, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False,
-    }  # fmt: skip
+    keys = {**ROUTER, "n_ff_exp": REQUIRED, "n_ff_shexp": 0}
     nextn = True
     rope = NEOX
     qk_norm = "head"
+    ffn_scale = True
     moe = Moe(
-        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared=True, fused=True,
+        by_tensors=True, gating="sigmoid", normalize=None, bias=None, bias_name="exp_probs_b", shared="one", fused=True,
         scale=True, split_ff=True,
     )  # fmt: skip
     crop = "last"
-
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or cls.n_ff_exp(c, il)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import Decoder, Has, States
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -18,8 +17,7 @@ class Hybrid(Decoder):
 
     headless = True
 
-    @classmethod
-    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         """List what a recurrent layer has in the place of attention's tensors."""
         raise NotImplementedError
 
@@ -27,9 +25,8 @@ class Hybrid(Decoder):
         """Compute a recurrent layer in the place of attention, [n_embd, n_tokens], and save its states."""
         raise NotImplementedError
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from (super().attention_tensors if c.n_head_kv[il] else cls.recurrent_tensors)(c, il, has)
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from (super().attention_tensors if self.c.n_head_kv[il] else self.recurrent_tensors)(il, has)
 
     def attention(self, x: Tensor, il: int) -> Tensor:
         return super().attention(x, il) if self.c.n_head_kv[il] else self.recur(x, il)

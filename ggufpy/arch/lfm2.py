@@ -23,7 +23,6 @@ class Lfm2(Hybrid):
     swa_rope = "same"
     rope = NEOX
     qk_norm = "head"
-    ffn_scale = False
     tiny = {"n_layer": 4, "n_head_kv": [0, 2, 0, 2], "shortconv_l_cache": 3}
     tiny_variants = {
         "no-gqa": {"n_head_kv": [0, 4, 0, 0]},
@@ -32,24 +31,23 @@ class Lfm2(Hybrid):
         "window": {"n_swa": 16},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
         if c.n_head[0] * c.n_embd_head_k != c.n_embd:
             yield f"attention.key_length: {c.n_head[0]} heads of {c.n_embd_head_k} do not make {c.n_embd}"
         if not c.causal_attn:
             yield "attention.causal: convolutions that look ahead are not supported"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
+        c = self.c
         return replace(c, is_swa=(c.n_swa > 0,) * c.n_layer)
 
-    @classmethod
-    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
+    def states(self) -> Mapping[int, Mapping[str, int]]:
+        c = self.c
         return {il: {"r": c.n_embd * (c.shortconv_l_cache - 1)} for il, n in enumerate(c.n_head_kv) if not n}
 
-    @classmethod
-    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
         yield TensorSpec("shortconv.conv.weight", (c.shortconv_l_cache, c.n_embd), f32=True)
         yield from linear("shortconv.in_proj", c.n_embd, 3 * c.n_embd, False, scale=False)
         yield from linear("shortconv.out_proj", c.n_embd, c.n_embd, False, scale=False)

@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import ALIBI_8, Decoder, Has, Moe, f32
+from ggufpy.arch.decoder import MROPE, NEOX, Decoder, Has, Moe, f32
+from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "Arcee", "InternLM2", "Llama", "Llama4", "MainCoder", "Mistral3", "Refact", "SmolLM3", "XVerse",
+    "Apertus", "Arcee", "Baichuan", "BitNet", "Ernie45", "InternLM2", "Llama", "Llama4", "MainCoder", "Mistral3",
+    "OpenELM", "PaddleOCR", "PanguEmbedded", "Refact", "SeedOss", "SmolLM3", "XVerse",
 ]  # fmt: skip
 
 WINDOW = 8192
 N_EXPERT_MAVERICK = 128
+N_LAYER_7B, N_LAYER_13B = 32, 40
 
 
 class Llama(Decoder):
@@ -27,11 +30,8 @@ class Llama(Decoder):
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
-    moe = Moe(required=False, scale=True)
-
-    @classmethod
-    def expert_optional(cls, role: str) -> bool:
-        return role == "gate"
+    ffn_scale = True
+    moe = Moe(required=False, gate=None, scale=True)
 
 
 class Mistral3(Llama):
@@ -39,10 +39,6 @@ class Mistral3(Llama):
 
     name = "mistral3"
     keys = {"attn_temperature_scale": 0.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "rope_yarn_log_mul": 0.0}
-
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return (c.attn_temperature_scale, c.n_ctx_orig_yarn, 0.0) if c.attn_temperature_scale else ()
 
 
 class Arcee(Decoder):
@@ -52,7 +48,6 @@ class Arcee(Decoder):
     rope_factors = "freqs"
     ffn_gate = False
     activation = "relu2"
-    ffn_scale = False
 
 
 class XVerse(Decoder):
@@ -60,7 +55,6 @@ class XVerse(Decoder):
 
     name = "xverse"
     tie = False
-    ffn_scale = False
 
 
 class InternLM2(XVerse):
@@ -74,7 +68,6 @@ class MainCoder(Decoder):
 
     name = "maincoder"
     qk_norm = "rotated"
-    ffn_scale = False
 
 
 class SmolLM3(Decoder):
@@ -82,7 +75,6 @@ class SmolLM3(Decoder):
 
     name = "smollm3"
     no_rope_step = 4
-    ffn_scale = False
 
 
 class Refact(Decoder):
@@ -91,11 +83,7 @@ class Refact(Decoder):
     name = "refact"
     ignored = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias", "rope_freqs.weight")
     rope = None
-    ffn_scale = False
-
-    @classmethod
-    def max_alibi_bias(cls, c: Config) -> float:
-        return ALIBI_8
+    alibi = 8.0
 
 
 class Llama4(Decoder):
@@ -112,8 +100,7 @@ class Llama4(Decoder):
     swa_rope = "scaled"
     no_rope_step = 4
     rope_factors = "freqs"
-    ffn_scale = False
-    moe = Moe(gating="sigmoid", normalize=False, shared=True, select_logits=True, weight_first=True)
+    moe = Moe(gating="sigmoid", normalize=False, shared="one", select_logits=True, weight_first=True)
     tiny = {"n_layer": 4}
     tiny_variants = {
         "window-array": {"swa_pattern": [True, False, True, True]},
@@ -121,32 +108,132 @@ class Llama4(Decoder):
         "maverick": {"n_expert": N_EXPERT_MAVERICK, "n_expert_used": 1},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_swa:
+    def check(self) -> Iterator[str]:
+        if not self.c.n_swa:
             yield "attention.sliding_window: 0 (no windows) is not supported"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return replace(c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
+    def adjust(self) -> Config:
+        return replace(self.c, n_swa=WINDOW, swa_chunked=True)  # llama.cpp takes no other size
 
-    @classmethod
-    def is_moe(cls, c: Config, il: int, has: Has = ()) -> bool:
-        step = c.interleave_moe_layer_step
+    def is_moe(self, il: int, has: Has = ()) -> bool:
+        step = self.c.interleave_moe_layer_step
         return step > 0 and (il + 1) % step == 0
 
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return cls.n_ff_exp(c, il)
-
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        return () if cls.rotates(c, il) else (0.1, WINDOW, 1.0)
+    def temperature(self, il: int) -> tuple[float, float, float]:
+        return (0.0, 0.0, 0.0) if self.rotates(il) else (0.1, WINDOW, 1.0)
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         q, k = super().position(q, k, il)
-        if not self.rotates(self.c, il) or self.c.n_expert == N_EXPERT_MAVERICK:
+        if not self.rotates(il) or self.c.n_expert == N_EXPERT_MAVERICK:
             return q, k
         eps = f32(self.c.norm_rms_eps)
         return self.g.rms_norm(q, eps), self.g.rms_norm(k, eps)
+
+
+class Baichuan(Decoder):
+    """Baichuan 1 and 2: the 7B model rotates, the 13B model has ALiBi instead."""
+
+    name = "baichuan"
+    tie = False
+    alibi = 8.0
+    tiny = {"n_layer": N_LAYER_7B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1}
+    tiny_variants = {"alibi": {"n_layer": N_LAYER_13B}}
+
+    def check(self) -> Iterator[str]:
+        if self.c.n_layer not in (N_LAYER_7B, N_LAYER_13B):
+            yield f"block_count: expected {N_LAYER_7B} or {N_LAYER_13B}, found {self.c.n_layer}"
+
+    def rotates(self, il: int) -> bool:
+        return self.c.n_layer == N_LAYER_7B
+
+    def max_alibi_bias(self) -> float:
+        return self.alibi if self.c.n_layer == N_LAYER_13B else 0.0
+
+
+class Apertus(Decoder):
+    """Apertus: norms of queries and keys; no gate, and xIELU with four numbers for each layer."""
+
+    name = "apertus"
+    keys = dict.fromkeys(("xielu_alpha_n", "xielu_alpha_p", "xielu_beta", "xielu_eps"), REQUIRED)
+    ignored = ("attn_q_norm.bias", "attn_k_norm.bias")
+    tie = False
+    rope = NEOX
+    rope_factors = "scaling"
+    output_bias = None
+    qk_norm = "head"
+    ffn_gate = False
+
+    def activate(self, gate: Tensor, up: Tensor | None, il: int) -> Tensor:
+        c = self.c
+        numbers = c.xielu_alpha_n[il], c.xielu_alpha_p[il], c.xielu_beta[il], c.xielu_eps[il]
+        return self.g.xielu(gate, *(f32(x) for x in numbers))
+
+
+class BitNet(Decoder):
+    """BitNet b1.58: a norm before the last matrix of attention and of the FFN; matrices with scales."""
+
+    name = "bitnet"
+    partial_rope = True
+    tie = True
+    rope = NEOX
+    qkv_fused = False
+    qkv_bias = False
+    ffn_scale = True
+
+    def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        yield from super().layer_tensors(il, has)
+        yield from self.norm_tensors("attn_sub_norm", self.c.n_embd)
+        yield from self.norm_tensors("ffn_sub_norm", self.c.n_ff[il])
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, il: int) -> Tensor:
+        return self.normalize(super().attend(q, k, v, il), f"blk.{il}.attn_sub_norm", "attn_sub_norm", il)
+
+    def before_down(self, x: Tensor, il: int) -> Tensor:
+        return self.normalize(x, f"blk.{il}.ffn_sub_norm", "ffn_sub_norm", il)
+
+
+class OpenELM(Decoder):
+    """OpenELM: each layer has its own numbers of heads and its own width of the FFN."""
+
+    name = "openelm"
+    partial_rope = True
+    tie = True
+    rope = NEOX
+    qkv_fused = True
+    qkv_bias = False
+    qkv_scale = False
+    qk_norm = "head"
+    tiny_variants = {"widths": {"n_head": [4, 2, 6], "n_head_kv": [2, 1, 3], "n_ff": [96, 128, 192]}}
+
+
+class PanguEmbedded(Decoder):
+    """openPangu Embedded: biases in attention. Frequencies' factors do nothing, as in llama.cpp."""
+
+    name = "pangu-embedded"
+    ignored = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+    rope = NEOX
+    output_bias = True
+
+
+class SeedOss(Decoder):
+    """Seed-OSS: Llama rotated by halves; the norm before the FFN goes by another name."""
+
+    name = "seed_oss"
+    ffn_norm = "post_attention_norm"
+    rope = NEOX
+
+
+class Ernie45(Decoder):
+    """ERNIE 4.5, dense. A bias of the attention's output does nothing, as in llama.cpp."""
+
+    name = "ernie4_5"
+    ignored = ("attn_output.bias",)
+
+
+class PaddleOCR(Decoder):
+    """PaddleOCR-VL, the text part: rotation by time, height and width."""
+
+    name = "paddleocr"
+    keys = {"rope_sections": REQUIRED}
+    rope = MROPE
+    output_bias = None

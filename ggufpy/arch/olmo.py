@@ -14,7 +14,6 @@ class Olmo(Decoder):
     keys = {"clamp_kqv": 0.0}
     norm = "layer"
     norm_weight = False
-    ffn_scale = False
 
 
 class Olmo2(Decoder):
@@ -29,7 +28,6 @@ class Olmo2(Decoder):
     tie = False
     rope = NEOX
     qk_norm = "full"
-    ffn_scale = False
 
 
 class OlmoE(Decoder):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ggufpy.arch.config import Config
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
 __all__ = ["Phi2", "Phi3", "PhiMoE"]
@@ -19,7 +16,6 @@ class Phi3(Decoder):
     rope_factors = "long"
     scale_query = True
     ffn_fused = True
-    ffn_scale = False
 
 
 class Phi2(Decoder):
@@ -38,7 +34,6 @@ class Phi2(Decoder):
     ffn_norm = ""
     ffn_gate = False
     ffn_bias = True
-    ffn_scale = False
     activation = "gelu"
 
 
@@ -52,9 +47,3 @@ class PhiMoE(Phi3):
     output_bias = True
     moe = Moe()
     tiny = {"n_expert": 4, "n_expert_used": 2}
-
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
-        if not c.n_expert:
-            yield "expert_count: expected at least 1, found 0"

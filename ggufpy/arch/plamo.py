@@ -21,7 +21,6 @@ class Plamo(Decoder):
     parallel = "ffn + attn"
     tie = False
     rope = NEOX
-    ffn_scale = False
 
 
 class Plamo3(Decoder):
@@ -39,12 +38,10 @@ class Plamo3(Decoder):
     qkv_scale = False
     qk_norm = "head"
     ffn_fused = True
-    ffn_scale = False
 
-    @classmethod
-    def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
+    def norm_tensors(self, role: str, width: int) -> Iterator[TensorSpec]:
         for spec in super().norm_tensors(role, width):
-            yield replace(spec, name=role) if role in cls.post_norms else spec
+            yield replace(spec, name=role) if role in self.post_norms else spec
 
     def normalize(self, x: Tensor, role: str, name: str, il: int = -1, **kind: Any) -> Tensor:
         y = super().normalize(x, role, name, il, **kind)

@@ -25,6 +25,7 @@ class DeltaNet(Hybrid):
     ffn_norm = "post_attention_norm"
     qk_norm = "head"
     partial_rope = True
+    ffn_scale = True
     crop = "last"
     nextn = True
     tiny = {
@@ -37,59 +38,57 @@ class DeltaNet(Hybrid):
         "nextn": {"n_layer": 5, "n_layer_nextn": 1},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
         if c.ssm_d_inner != c.ssm_d_state * c.ssm_dt_rank:
             yield f"ssm.inner_size: expected {c.ssm_dt_rank} heads of {c.ssm_d_state}, found {c.ssm_d_inner}"
         if c.ssm_dt_rank % c.ssm_n_group:
             yield f"ssm.group_count: expected a divisor of {c.ssm_dt_rank} (ssm.time_step_rank), found {c.ssm_n_group}"
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
+    def adjust(self) -> Config:
         """Take the heads of keys and values from recurrent layers."""
+        c = self.c
         step = c.full_attention_interval
         recurrent = c.is_recurrent or [(il + 1) % step != 0 for il in range(c.n_layer)]
         return replace(c, n_head_kv=tuple(0 if r else n for r, n in zip(recurrent, c.n_head_kv, strict=True)))
 
-    @classmethod
-    def states(cls, c: Config) -> Mapping[int, Mapping[str, int]]:
-        widths = {"r": (c.ssm_d_conv - 1) * cls.n_channels(c), "s": c.ssm_d_state * c.ssm_d_inner}
+    def states(self) -> Mapping[int, Mapping[str, int]]:
+        c = self.c
+        widths = {"r": (c.ssm_d_conv - 1) * self.n_channels(), "s": c.ssm_d_state * c.ssm_d_inner}
         return {il: widths for il, n in enumerate(c.n_head_kv) if not n}
 
-    @classmethod
-    def n_channels(cls, c: Config) -> int:
+    def n_channels(self) -> int:
         """Return how many values queries, keys and values have together."""
+        c = self.c
         return c.ssm_d_inner + 2 * c.ssm_n_group * c.ssm_d_state
 
-    @classmethod
-    def attention_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
         extra = c.n_embd_head_k * c.n_head[il]  # the gate's
-        for spec in super().attention_tensors(c, il, has):
+        for spec in super().attention_tensors(il, has):
             if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
                 spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
             yield spec
 
-    @classmethod
-    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from linear("attn_qkv", c.n_embd, cls.n_channels(c), False)
+    def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from linear("attn_qkv", c.n_embd, self.n_channels(), False)
         yield from linear("attn_gate", c.n_embd, c.ssm_d_inner, False)
         yield from linear("ssm_beta", c.n_embd, c.ssm_dt_rank, False)
         yield from linear("ssm_alpha", c.n_embd, c.ssm_dt_rank, False)
-        yield from cls.delta_tensors(c)
+        yield from self.delta_tensors()
 
-    @classmethod
-    def delta_tensors(cls, c: Config) -> Iterator[TensorSpec]:
+    def delta_tensors(self) -> Iterator[TensorSpec]:
         """List what stands behind a recurrent layer's first matrices."""
-        yield TensorSpec("ssm_conv1d.weight", (c.ssm_d_conv, cls.n_channels(c)), f32=True)
+        c = self.c
+        yield TensorSpec("ssm_conv1d.weight", (c.ssm_d_conv, self.n_channels()), f32=True)
         yield TensorSpec("ssm_dt.bias", (c.ssm_dt_rank,))
         yield TensorSpec("ssm_a", (c.ssm_dt_rank,))
         yield TensorSpec("ssm_norm.weight", (c.ssm_d_state,))
         yield from linear("ssm_out", c.ssm_d_inner, c.n_embd, False)
 
-    @classmethod
-    def nextn_tensors(cls, c: Config) -> Iterator[TensorSpec]:
-        yield from super().nextn_tensors(replace(c, n_head_kv=(max(c.n_head_kv),) * c.n_layer))
+    def nextn_config(self) -> Config:
+        return replace(self.c, n_head_kv=(max(self.c.n_head_kv),) * self.c.n_layer)
 
     # ------------------------------------------------------------------------------------------------------ attention
 
@@ -179,20 +178,7 @@ class _Experts(DeltaNet):
     """Experts in every layer, and shared ones that a gate of their own weighs for each token."""
 
     keys = {**DeltaNet.SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
-    moe = Moe(split_ff=True, shared=True, fused=True, scale=True)
-
-    @classmethod
-    def n_ff_shexp(cls, c: Config, il: int) -> int:
-        return c.n_ff_shexp or c.n_ff[il]
-
-    @classmethod
-    def moe_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
-        yield from super().moe_tensors(c, il, has)
-        yield TensorSpec("ffn_gate_inp_shexp.weight", (c.n_embd,))
-
-    def shared_expert(self, x: Tensor, il: int) -> Tensor:
-        score = self.g.mul_mat(self.w[f"blk.{il}.ffn_gate_inp_shexp.weight"], x)
-        return self.g.mul(super().shared_expert(x, il), self.g.sigmoid(score))
+    moe = Moe(split_ff=True, shared="dense", shared_gate=True, fused=True, scale=True)
 
 
 class Qwen35Moe(_Experts):
@@ -210,15 +196,15 @@ class Qwen3Next(_Experts):
     rope = NEOX
     tiny_variants = {**DeltaNet.tiny_variants, "ssm-in": {"has": "ssm_in.weight"}}
 
-    @classmethod
-    def recurrent_tensors(cls, c: Config, il: int, has: Has) -> Iterator[TensorSpec]:
+    def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
+        c = self.c
         if "ssm_in.weight" in has:
-            yield TensorSpec("ssm_in.weight", (c.n_embd, cls.n_channels(c) + c.ssm_d_inner))
+            yield TensorSpec("ssm_in.weight", (c.n_embd, self.n_channels() + c.ssm_d_inner))
         else:
-            yield TensorSpec("attn_qkv.weight", (c.n_embd, cls.n_channels(c)))
+            yield TensorSpec("attn_qkv.weight", (c.n_embd, self.n_channels()))
             yield TensorSpec("attn_gate.weight", (c.n_embd, c.ssm_d_inner))
         yield TensorSpec("ssm_ba.weight", (c.n_embd, 2 * c.ssm_dt_rank))
-        yield from (spec for spec in cls.delta_tensors(c) if spec.name != "ssm_out.scale")
+        yield from (spec for spec in self.delta_tensors() if spec.name != "ssm_out.scale")
 
     def mixed_qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
         if f"blk.{il}.ssm_in.weight" not in self.w:

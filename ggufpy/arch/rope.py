@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy.arch.config import Config
 from ggufpy.arch.scaling import Rope, f32
 from ggufpy.arch.steps import Steps
+from ggufpy.arch.tensors import TensorSpec
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
@@ -28,6 +29,7 @@ class Rotation(Steps):
     """`rope.dimension_count` may be less than a head's width."""
     rope_factors: ClassVar[str] = ""
     """Frequencies' factors that a file may bring: "freqs", "long" (and short ones), or "scaling": as its type says."""
+    full_rope: ClassVar[bool] = True  # False: only layers with a window rotate
     no_rope_step: ClassVar[int] = 0
     """The last of each run of that many layers does not know positions."""
     swa_rope: ClassVar[str] = "own"
@@ -35,32 +37,34 @@ class Rotation(Steps):
     the file's scale ("scaled"); by that base without any scaling ("plain"); or as all layers do ("same")."""
     q_scale: Tensor | None = None
 
-    @classmethod
-    def rotates(cls, c: Config, il: int) -> bool:
+    def rotates(self, il: int) -> bool:
         """Say whether a layer's queries and keys know their positions."""
-        return cls.rope is not None and not (cls.no_rope_step and (il + 1) % cls.no_rope_step == 0)
+        c, step = self.c, self.no_rope_step
+        if self.rope is None or not c.rope_finetuned or (c.rope_pattern and not c.rope_pattern[il]):
+            return False
+        return (self.full_rope or c.is_swa[il]) and not (step and (il + 1) % step == 0)
 
-    @classmethod
-    def rope_mode(cls, c: Config) -> int | None:
+    def rope_mode(self) -> int | None:
         """Return the kind of rotation; sections in the file of a NORM or NEOX architecture make it MROPE."""
-        return MROPE if cls.rope in (NORM, NEOX) and min(c.rope_sections[:2], default=0) > 0 else cls.rope
+        return MROPE if self.rope in (NORM, NEOX) and min(self.c.rope_sections[:2], default=0) > 0 else self.rope
 
-    @classmethod
-    def n_planes(cls, c: Config) -> int:
+    def n_planes(self) -> int:
         """Return how many positions a token has; of four, text uses the first three alike and leaves the last 0."""
-        return 4 if cls.rope_mode(c) in (MROPE, IMROPE) else 1
+        return 4 if self.rope_mode() in (MROPE, IMROPE) else 1
 
-    @classmethod
-    def factor_names(cls, c: Config) -> tuple[str, ...]:
-        """Name the tensors of frequencies' factors that a file may have."""
-        kind = cls.rope_factors
+    def factor_tensors(self) -> Iterator[TensorSpec]:
+        """List the tensors of frequencies' factors that a file may have."""
+        c, kind = self.c, self.rope_factors
         if kind == "scaling":
             kind = "long" if c.rope_scaling_type == "longrope" else "freqs"
-        return {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
+        names = {"": (), "freqs": ("rope_freqs",), "long": ("rope_factors_long", "rope_factors_short")}[kind]
+        n_rot = max(c.n_rot, c.n_rot_swa if any(c.is_swa) else 0)
+        for name in names:
+            yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
 
     def rotate(self, x: Tensor, il: int) -> Tensor:
         """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi)."""
-        mode, r = self.rope_mode(self.c), self.rope_of(il)
+        mode, r = self.rope_mode(), self.rope_of(il)
         assert mode is not None
         scaling = r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
         at, factors, n = self.inputs.positions, self.factors(il), self.n_rot(il)
@@ -92,10 +96,10 @@ class Rotation(Steps):
 
     def tempered(self, q: Tensor, il: int) -> Tensor:
         """Scale the queries by their positions, where the architecture does."""
-        if not self.temperature(self.c, il):
+        if not self.temperature(il)[0]:
             return q
         if self.q_scale is None:
-            scale, length, offset = (np.float32(x) for x in self.temperature(self.c, il))
+            scale, length, offset = (np.float32(x) for x in self.temperature(il))
 
             def values(positions: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
                 steps = np.floor((positions.astype(np.float32) + offset) / length).astype(np.float64)
@@ -105,7 +109,7 @@ class Rotation(Steps):
             self.q_scale = self.input("inp_attn_scale", GGMLType.F32, 1, 1, q.ne[2], values=values)
         return self.g.mul(q, self.q_scale)
 
-    @classmethod
-    def temperature(cls, c: Config, il: int) -> tuple[float, float, float] | tuple[()]:
-        """Return s, length and offset of a layer's scaling by log(floor((position + offset) / length) + 1) s + 1."""
-        return ()
+    def temperature(self, il: int) -> tuple[float, float, float]:
+        """Return s (0: none), length and offset; queries grow by log(floor((position + offset) / length) + 1) s + 1."""
+        c = self.c
+        return (c.attn_temperature_scale, c.attn_temperature_length or c.n_ctx_orig_yarn, 0.0)

@@ -52,7 +52,6 @@ class GraphInputs:
 
     g: Context
     graph: Graph
-    config: Config
     weights: Mapping[str, Tensor]
     rope: Rope
     flash_attn: bool
@@ -77,17 +76,19 @@ class Steps:
     prec_f32: ClassVar[bool] = False
     """The last matrices of attention and FFN add up in single precision on all devices."""
 
-    @classmethod
-    def norm_tensors(cls, role: str, width: int) -> Iterator[TensorSpec]:
+    def norm_tensors(self, role: str, width: int) -> Iterator[TensorSpec]:
         """List the tensors of a norm: weight and bias, as far as this architecture's norms have them."""
-        if cls.norm_weight:
+        if self.norm_weight:
             yield TensorSpec(f"{role}.weight", (width,))
-        if cls.norm_bias is not False:
-            yield TensorSpec(f"{role}.bias", (width,), optional=cls.norm_bias is None)
+        if self.norm_bias is not False:
+            yield TensorSpec(f"{role}.bias", (width,), optional=self.norm_bias is None)
 
-    def __init__(self, inputs: GraphInputs) -> None:
-        self.inputs = inputs
-        self.g, self.graph, self.c, self.w = inputs.g, inputs.graph, inputs.config, inputs.weights
+    def __init__(self, c: Config, inputs: GraphInputs | None = None) -> None:
+        """Take a model's hyper-parameters, from which its tensor table follows, and what a graph is built from."""
+        self.c = c
+        if inputs:
+            self.inputs = inputs
+            self.g, self.graph, self.w = inputs.g, inputs.graph, inputs.weights
         self.q_scale: Tensor | None = None
 
     def named(self, x: Tensor, name: str, il: int = -1) -> Tensor:

@@ -31,12 +31,12 @@ Left to the caller: NaN among values to sort (the CPU's argsort is undefined the
 from __future__ import annotations
 
 from ggufpy.graph.context import Graph
-from ggufpy.graph.inputs import Inputs
+from ggufpy.graph.inputs import NO_LIMIT, Inputs, mask_writer
 from ggufpy.graph.ops import Operations
 from ggufpy.graph.recurrent import RecurrentOperations
 from ggufpy.graph.tensor import MAX_ELEMENTS, MAX_TENSORS, Tensor
 
-__all__ = ["MAX_ELEMENTS", "MAX_TENSORS", "Context", "Graph", "Inputs", "Tensor"]
+__all__ = ["MAX_ELEMENTS", "MAX_TENSORS", "NO_LIMIT", "Context", "Graph", "Inputs", "Tensor", "mask_writer"]
 
 
 class Context(Operations, RecurrentOperations):

@@ -1,17 +1,55 @@
-"""Embedding models made of decoders: their tokens see all others of their call, and there is no output matrix."""
+"""Known decoders whose tokens see all others of their call: diffusion language models and embedding models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Has
+from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe
 from ggufpy.arch.gemma import Gemma3
 from ggufpy.arch.llama import Llama
+from ggufpy.arch.qwen import Qwen2, Qwen3Moe
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
-__all__ = ["EuroBert", "GemmaEmbedding", "LlamaEmbed"]
+__all__ = ["RND1", "Dream", "EuroBert", "GemmaEmbedding", "LLaDA", "LLaDAMoe", "LlamaEmbed"]
+
+
+class LLaDA(Decoder):
+    """LLaDA: Llama. llama.cpp loads some biases and rope's factors, but leaves them out of the graph."""
+
+    name = "llada"
+    cacheless = True
+    ignored = ("rope_freqs.weight", "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+
+
+class Dream(Qwen2):
+    """Dream: Qwen 2; llama.cpp loads the output matrix's bias, but leaves it out of the graph."""
+
+    name = "dream"
+    cacheless = True
+    head_bias = False
+    ignored = ("output.bias",)
+
+
+class RND1(Qwen3Moe):
+    """RND1: Qwen 3 MoE."""
+
+    name = "rnd1"
+    cacheless = True
+    moe = Moe(split_ff=True)
+
+
+class LLaDAMoe(Decoder):
+    """LLaDA MoE: OLMoE, with norms of each head's queries and keys."""
+
+    name = "llada-moe"
+    keys = {"n_ff_exp": 0}
+    cacheless = True
+    tie = False
+    rope = NEOX
+    qk_norm = "head"
+    moe = Moe(normalize=False, split_ff=True)
 
 
 class EuroBert(Decoder):
@@ -22,7 +60,6 @@ class EuroBert(Decoder):
     logits = False
     rope = NEOX
     partial_rope = True
-    ffn_scale = False
 
 
 class LlamaEmbed(Llama):
@@ -33,9 +70,8 @@ class LlamaEmbed(Llama):
     logits = False
     ignored = ("output.weight",)
 
-    @classmethod
-    def adjust(cls, c: Config) -> Config:
-        return c
+    def adjust(self) -> Config:
+        return self.c
 
 
 class GemmaEmbedding(Gemma3):
@@ -58,17 +94,16 @@ class GemmaEmbedding(Gemma3):
         "no-dense": {"dense_2_out": 0, "dense_3_in": 0},
     }
 
-    @classmethod
-    def check(cls, c: Config) -> Iterator[str]:
-        yield from super().check(c)
+    def check(self) -> Iterator[str]:
+        c = self.c
         if not {c.dense_2_in, c.dense_3_out} <= {0, c.n_embd}:
             yield f"dense_2_feat_in {c.dense_2_in} and dense_3_feat_out {c.dense_3_out}: expected {c.n_embd} or 0"
         if c.dense_2_out != c.dense_3_in:
             yield f"dense_2_feat_out {c.dense_2_out} and dense_3_feat_in {c.dense_3_in} must be equal"
 
-    @classmethod
-    def tensors(cls, c: Config, has: Has = ()) -> Iterator[TensorSpec]:
-        yield from super().tensors(c, has)
+    def tensors(self, has: Has = ()) -> Iterator[TensorSpec]:
+        c = self.c
+        yield from super().tensors(has)
         if c.dense_2_out:
             yield TensorSpec("dense_2.weight", (c.n_embd, c.dense_2_out), optional=True)
             yield TensorSpec("dense_3.weight", (c.dense_3_in, c.n_embd), optional=True)
