@@ -1,8 +1,9 @@
 """Choosing a token, ggufpy beside llama.cpp, in one process: `python benchmarks/sampling.py [--n-vocab N] [--json]`.
 
-Random rows of one vocabulary's size, and the same chain on both sides, by turns on each row. llama.cpp's time begins
-with a row of logits, as ours does: copying it into its array of tokens is what llama_sampler_sample does too. Medians;
-the control is llama.cpp's chain measured twice. Needs llama-cpp-python beside ggufpy.
+Random rows of one vocabulary's size, and the same chain on both sides, by turns. Before each call 64 MB are read, as a
+model's weights are between two tokens, and the row is written; `--warm` leaves out the reading. llama.cpp works on an
+array of tokens, which llama_sampler_sample fills from the row; here that is one copy of bytes, which takes no longer.
+Medians; the control is llama.cpp's chain measured twice. Needs llama-cpp-python beside ggufpy.
 """
 
 from __future__ import annotations
@@ -57,8 +58,7 @@ class Theirs:
             llama_cpp.llama_sampler_chain_add(self._chain, sampler)
         for token in HISTORY:
             llama_cpp.llama_sampler_accept(self._chain, token)
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._data = np.zeros(n_vocab, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        self._data = (llama_cpp.llama_token_data * n_vocab)()
 
     @staticmethod
     def _samplers(p: SamplingParams, n_vocab: int) -> list[tuple[Any, ...]]:
@@ -85,15 +85,10 @@ class Theirs:
             ("dist", p.seed) if p.adaptive_target < 0 else ("adaptive_p", p.adaptive_target, p.adaptive_decay, p.seed),
         ]
 
-    def sample(self, row: np.ndarray) -> int:
-        """Choose from a row."""
-        self._data["id"], self._data["logit"] = self._ids, row
-        array = llama_cpp.llama_token_data_array(
-            data=self._data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data)),
-            size=row.size,
-            selected=-1,
-            sorted=False,
-        )
+    def sample(self, tokens: np.ndarray) -> int:
+        """Choose from the tokens of a row."""
+        ctypes.memmove(self._data, tokens.ctypes.data, tokens.nbytes)
+        array = llama_cpp.llama_token_data_array(data=self._data, size=len(self._data), selected=-1, sorted=False)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
         return array.data[array.selected].id
 
@@ -102,19 +97,25 @@ class Theirs:
         llama_cpp.llama_sampler_free(self._chain)
 
 
-def compare(settings: dict[str, Any], rows: list[np.ndarray], rounds: int) -> dict[str, float]:
+def compare(settings: dict[str, Any], rows: list[np.ndarray], rounds: int, weights: np.ndarray) -> dict[str, float]:
     """Return medians in milliseconds, the median of the ratios theirs / ours, and the control's."""
     p = SamplingParams(**settings, seed=1)
     n_vocab = rows[0].size
     theirs, again, ours = Theirs(p, n_vocab), Theirs(p, n_vocab), Sampler(p, n_vocab, breakers={})
     sides = [lambda row: ours.sample(row, HISTORY), theirs.sample, again.sample]
+    given = [np.empty_like(rows[0]), np.empty(3 * n_vocab, np.float32), np.empty(3 * n_vocab, np.float32)]
     seconds: list[list[float]] = [[], [], []]
     for index in range(rounds + 2):
-        row = rows[index % len(rows)].copy()
+        row = rows[index % len(rows)]
+        tokens = np.zeros((n_vocab, 3), np.float32)  # what llama.cpp calls llama_token_data: id, logit, p
+        tokens.view(np.int32)[:, 0], tokens[:, 1] = np.arange(n_vocab), row
+        tokens = tokens.ravel()
         for turn in range(3):
             side = (index + turn) % 3
+            weights.sum()
+            np.copyto(given[side], tokens if side else row)
             start = perf_counter()
-            sides[side](row)
+            sides[side](given[side])
             seconds[side].append(perf_counter() - start)
     theirs.close()
     again.close()
@@ -132,10 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--n-vocab", type=int, default=262_144)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = [(np.random.RandomState(i).randn(args.n_vocab) * 3).astype(np.float32) for i in range(8)]
-    found = {name: compare(settings, rows, args.rounds) for name, settings in CHAINS.items()}
+    weights = np.ones(0 if args.warm else 1 << 24, np.float32)
+    found = {name: compare(settings, rows, args.rounds, weights) for name, settings in CHAINS.items()}
     if args.json:
         print(json.dumps({"n_vocab": args.n_vocab, "rounds": args.rounds, **environment(), "chains": found}, indent=1))
         return

@@ -7,6 +7,7 @@ temperature, mirostat. A stage that is off is not in the chain. Does not own wha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -75,7 +76,7 @@ class Sampler:
         edited = self._edit(row, history, mask)
         if edited is not row:
             row, best = edited, best_token(edited)
-        if self._choose is None or row[best] == np.inf:
+        if self._choose is None or row.item(best) == math.inf:
             return best
         c = candidates(row)
         for stage in self._filters:

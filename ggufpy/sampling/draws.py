@@ -15,22 +15,22 @@ __all__ = ["Random", "draw", "pick"]
 class Random:
     """std::mt19937 with a seed of 32 bits."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_word",)
 
     def __init__(self, seed: int) -> None:
         """Start the stream."""
-        # RandomState is frozen by NumPy: its stream will never change, and is std::mt19937's.
-        self._state = np.random.RandomState(seed)
+        generator = np.random.MT19937()
+        np.random.RandomState(generator).seed(seed)  # a seeding that NumPy has frozen: it is std::mt19937's
+        self._word = generator.random_raw
 
     def double(self) -> float:
         """Return a double in (0, 1), made from two 32-bit words, the low one first."""
-        word = int.from_bytes(self._state.bytes(8), "little")
+        word = self._word() | self._word() << 32
         return min(max(word, 1) / 2**64, 1 - 2**-53)
 
     def single(self) -> np.float32:
         """Return a float32 in [0, 1), made from one word."""
-        word = int.from_bytes(self._state.bytes(4), "little")
-        return min(np.float32(word) / np.float32(2**32), np.float32(1 - 2**-24))
+        return min(np.float32(self._word()) / np.float32(2**32), np.float32(1 - 2**-24))
 
 
 def draw(c: Candidates, u: float) -> int:

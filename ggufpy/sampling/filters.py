@@ -222,23 +222,36 @@ def largest(values: Floats, k: int) -> Ids:
     """Return the places of the k largest values, largest first, lowest place first among equals."""
     if k >= values.size:
         return _descending(values)
-    floor = _floor(values, k)
-    if floor > NEG_INF:
-        places = np.flatnonzero(values >= floor)
-        return places[_descending(values[places])[:k]]
-    places = np.flatnonzero(values > NEG_INF)
-    rest = np.flatnonzero(values == NEG_INF)[: k - places.size]
-    return np.concatenate((places[_descending(values[places])], rest))
+    places = _contenders(values, k)
+    places = places[_descending(values[places])[:k]]
+    if places.size < k:
+        places = np.concatenate((places, np.flatnonzero(values == NEG_INF)[: k - places.size]))
+    return places
 
 
-def _floor(values: Floats, k: int) -> np.float32:
-    """Return a value that at least k values reach and, in a long row, hardly more: one pass and a small partition."""
-    columns = max(1024, 8 * k)
-    body = values.size // columns * columns
-    if body >= 4 * columns:  # the k-th largest of the columns' largest is such a value
-        values = np.concatenate((values[:body].reshape(-1, columns).max(axis=0), values[body:]))
-    floor: np.float32 = np.partition(values, -k)[-k]
-    return floor
+def _contenders(values: Floats, k: int) -> Ids:
+    """Return, rising, the places of the k largest values and, in a long row, hardly any more; none of -inf.
+
+    A long row is cut into a grid. What k of its columns' largest reach is a floor under the k largest values, and only
+    columns that reach it are looked into: one pass over the row, and a little more.
+    """
+    columns = max(4096, 8 * k)
+    rows = values.size // columns
+    if rows < 4:
+        floor = np.partition(values, -k)[-k]
+        return np.flatnonzero(values >= floor if floor > NEG_INF else values > NEG_INF)
+    body = rows * columns
+    grid = values[:body].reshape(rows, columns)
+    tops = grid.max(axis=0)
+    floor = np.partition(tops, -k)[-k]
+    if floor == NEG_INF:
+        return np.flatnonzero(values > NEG_INF)
+    reach = np.flatnonzero(tops >= floor)
+    row, column = np.divmod(np.flatnonzero(grid.take(reach, axis=1) >= floor), reach.size)
+    places = row * columns + reach[column]
+    if body == values.size:
+        return places
+    return np.concatenate((places, body + np.flatnonzero(values[body:] >= floor)))
 
 
 def _descending(values: Floats) -> Ids:

@@ -6,6 +6,7 @@ Does not own DRY (dry.py), nor the order of all these (chain.py).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,10 +26,10 @@ def best_token(row: Floats) -> int:
     Raises SamplingError when a logit is NaN (naming the first) or every one is -inf.
     """
     best = int(row.argmax())  # NumPy's argmax is the first NaN's index where there is one
-    value = row[best]
-    if np.isnan(value):
+    value = row.item(best)
+    if value != value:
         raise SamplingError(f"logits[{best}] is NaN: the model's computation went wrong")
-    if value == NEG_INF:
+    if value == -math.inf:
         raise SamplingError("no candidate left: every logit is -inf")
     return best
 
