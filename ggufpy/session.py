@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,7 @@ class _Run:
     """A built graph and the inputs to write before each computation."""
 
     key: tuple[object, ...]
+    scheduler: Scheduler
     context: Context
     graph: Graph
     inputs: Inputs
@@ -222,11 +223,12 @@ class Session:
         self._backends = [Backend(device) for device in layout.devices]
         self._n_nodes = max(MIN_NODES, NODES_PER_TENSOR * len(weights) * config.n_loops)
         self._scheduler = Scheduler(self._backends, self._n_nodes)
+        self._stepper: Scheduler | None = None  # for graphs of one token a sequence, beside the last prompt's graph
         self._streams = self._memory.caches[0].n_stream > 1
         self._evenly = self._streams or isinstance(self._memory.caches[-1], StateCache)
         self._alone = arch.cacheless or not config.causal_attn  # a call's tokens have to be computed together
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
-        self._run: _Run | None = None
+        self._runs: dict[bool, _Run] = {}  # the last graph, and the last of one token a sequence
         self._step: _Step | None = None
         self._closed = False
         _open_sessions.add(self)
@@ -265,6 +267,11 @@ class Session:
         be the session's own: read-only, and overwritten by its next computation. Raises ContextLengthError, with
         nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
+        with self._lock:
+            step = self._step
+            if step is not None and (tokens := step.tokens_of(((seq_id, token_ids, logits),), self._config.n_vocab)):
+                rows = self._follow(step, tokens)
+                return rows.copy() if copy else rows
         return self.decode_batch(((seq_id, token_ids, logits),), copy=copy)[0]
 
     def decode_batch(
@@ -285,7 +292,7 @@ class Session:
                 )
             if self._step is not None and (tokens := self._step.tokens_of(items, self._config.n_vocab)):
                 rows = self._follow(self._step, tokens)
-                each = [rows] if len(tokens) == 1 else [rows[i : i + 1] for i in range(len(tokens))]
+                each = [rows[i : i + 1] for i in range(len(tokens))]
                 return [row.copy() for row in each] if copy else each
             for i, item in enumerate(items):
                 if not isinstance(item, (tuple, list)) or len(item) != 3:
@@ -345,13 +352,13 @@ class Session:
 
     def _follow(self, step: _Step, tokens: list[int]) -> FloatArray:
         """Give each sequence of the last computation one more token; returns their rows in place."""
-        run = cast(_Run, self._run)
+        run = self._runs[True]
         step.left -= 1
         for i, (seq_id, _) in enumerate(step.runs):
             run.tokens[i] = tokens[i]
             step.positions[i] = len(self._tokens[seq_id])
         try:
-            run.positions[:] = _planes(step.positions, self._n_planes)
+            run.positions[:] = step.positions if self._n_planes == 1 else _planes(step.positions, self._n_planes)
             for array, values in run.derived:
                 array[:] = values(step.positions)
             if run.out_ids is not None:
@@ -385,7 +392,7 @@ class Session:
 
     def _remember(self, ubatch: MicroBatch, placements: list[Place]) -> None:
         """Prepare for one more token of each sequence of a micro-batch of one token each."""
-        caches, runs, positions = cast(_Run, self._run).caches, ubatch.runs, ubatch.positions
+        caches, runs, positions = self._runs[True].caches, ubatch.runs, ubatch.positions
         left = min(self.n_ctx_seq, self._n_positions) - 1 - int(positions.max())
         left = min(left, self._memory.room_behind(placements))
         if left > 0:
@@ -397,7 +404,8 @@ class Session:
 
         A sequence whose state these tokens may have touched is left empty.
         """
-        self._run = self._step = None
+        self._step = None
+        self._runs.clear()
         for seq_id in seq_ids:
             try:
                 self._memory.trim(seq_id, len(self._tokens[seq_id]))
@@ -444,9 +452,10 @@ class Session:
         n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
         self._step = None
-        if self._run is None or self._run.key != key:
-            self._build(key, output, n_tokens, n_outputs, placements)
-        run = cast(_Run, self._run)
+        stepping = n_tokens == len(ubatch.runs)
+        if stepping not in self._runs or self._runs[stepping].key != key:
+            self._build(stepping, key, output, ubatch, placements)
+        run = self._runs[stepping]
         run.tokens[:] = ubatch.tokens
         run.positions[:] = _planes(ubatch.positions, self._n_planes)
         for array, values in run.derived:
@@ -462,20 +471,25 @@ class Session:
 
     def _compute(self, run: _Run) -> None:
         """Compute a graph whose inputs are written."""
-        run.inputs.send()
+        if run.inputs.far:
+            run.inputs.send()
         self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
-        if not self._scheduler.compute(run.graph):
+        if not run.scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
                 self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
 
     def _build(
-        self, key: tuple[object, ...], output: Output, n_tokens: int, n_outputs: int, placements: list[Place]
+        self, stepping: bool, key: tuple[object, ...], output: Output, ubatch: MicroBatch, placements: list[Place]
     ) -> None:
-        """Assemble the graph for a shape and give its tensors memory."""
-        self._run = None  # and with it the arrays that look into this memory
-        self._scheduler.reset()
+        """Assemble the graph for micro-batches of a shape and give its tensors memory."""
+        n_tokens, n_outputs = len(ubatch.tokens), len(ubatch.out_ids)
+        self._runs.pop(stepping, None)  # and with it the arrays that look into this memory
+        if stepping and self._stepper is None:
+            self._stepper = Scheduler(self._backends, self._n_nodes)
+        scheduler = self._stepper if stepping and self._stepper else self._scheduler
+        scheduler.reset()
         g = Context(2 * self._n_nodes)
         graph = g.new_graph(self._n_nodes)
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
@@ -508,15 +522,15 @@ class Session:
             graph.expand(tensor)  # so that it has memory even where no node uses it
         if result is not None:
             g.output(result)
-        self._scheduler.alloc(graph)
+        scheduler.alloc(graph)
         in_place = None
         if result is not None and len(self._backends) == 1:
             in_place = result.numpy_view().reshape(-1, result.ne[0])
         arrays = Inputs()
         for cache in caches:
             cache.attach(arrays)
-        self._run = _Run(
-            key, g, graph, arrays, arrays.array(tokens), arrays.array(positions),
+        self._runs[stepping] = _Run(
+            key, scheduler, g, graph, arrays, arrays.array(tokens), arrays.array(positions),
             None if out_ids is None else arrays.array(out_ids),
             [(arrays.array(tensor), values) for tensor, values in inputs.derived],
             None if pool is None else arrays.array(pool),
@@ -589,8 +603,10 @@ class Session:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._run = self._step = None
-                self._scheduler.close()
+                self._step = None
+                self._runs.clear()
+                for scheduler in filter(None, (self._scheduler, self._stepper)):
+                    scheduler.close()
                 for backend in self._backends:
                     backend.close()
                 self._memory.close()

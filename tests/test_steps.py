@@ -149,8 +149,10 @@ def test_the_memory_of_graphs_is_used_again(tiny: Tiny) -> None:
         for n in (1, 3, 1, 1, 5):
             session.decode([5] * n, copy=False)
         assert session._scheduler._ptr is before
-        row = session.decode([5], copy=False)
+        row = session.decode([5] * 5, copy=False)
         values = row.copy()
+        session.decode([5])
+        assert bits(row) == bits(values)
         session.decode([5] * 4)
         assert session._scheduler._ptr is not before
         assert bits(row) == bits(values)
