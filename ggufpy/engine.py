@@ -464,7 +464,7 @@ def stream(
     """
     engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
     params = params or SamplingParams()
-    n = getattr(params, "n", 1)
+    n = params.n
     for i, prompt in enumerate(prompts):
         for j in range(n):
             each = params if n == 1 else _one_of(params, j)
@@ -475,10 +475,7 @@ def stream(
 
 def _one_of(params: SamplingParams, j: int) -> SamplingParams:
     """Return the parameters of one of several answers: a seed that was given counts on."""
-    more: dict[str, Any] = {"n": 1}
-    if params.seed is not None:
-        more["seed"] = (params.seed + j) % (MAX_SEED + 1)
-    return replace(params, **more)
+    return replace(params, n=1, seed=None if params.seed is None else (params.seed + j) % (MAX_SEED + 1))
 
 
 def _steps(engine: Engine) -> Generator[Step, None, None]:

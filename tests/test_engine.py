@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_each_prompt_gets_what_it_gets_alone(n_seq_max: int) -> None:
 
 def test_a_free_place_goes_to_the_next_and_the_last_moves_up() -> None:
     """Answers of different lengths: places are filled while prompts wait, then running sequences stay neighbours."""
-    lengths = [3, 9, 2, 12, 5, 7, 1, 4]
+    lengths = [3, 9, 2, 12, 15, 4, 10, 14]
     engine_ = Engine(session := Watched(n_seq_max=4), Pieces(), range(4))
     for i, n in enumerate(lengths):
         engine_.submit([65 + i], SamplingParams(temperature=0, max_tokens=n), index=i)
@@ -196,6 +197,27 @@ def test_a_memory_that_cannot_go_back_shares_too() -> None:
     answers = complete_all(session, Pieces(), prompts, GREEDY)
     assert [expected(prompt, 12) for prompt in prompts] == [answer.token_ids for answer in answers]
     assert [0] + [100] * 7 == [answer.usage.cached_tokens for answer in answers]
+
+
+def test_several_answers_to_each_prompt() -> None:
+    """With n the prompt is computed once, each answer has a seed of its own that counts on, and order is kept."""
+
+    def flat(**options: int) -> Watched:
+        session = Watched(**options)
+        rows = session.rows
+        session.rows = lambda *arguments: rows(*arguments) * 0.01  # type: ignore[method-assign]
+        return session
+
+    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**32 - 2, max_tokens=12, n=4)
+    prompts = [[7] * 80 + [1], [9] * 80 + [2]]
+    session = flat(n_seq_max=8)
+    answers = complete_all(session, Pieces(), prompts, params)
+    assert [2**32 - 2, 2**32 - 1, 0, 1] * 2 == [answer.seed for answer in answers]
+    for i, answer in enumerate(answers):
+        one = replace(params, n=1, seed=answer.seed)
+        assert complete_all(flat(), Pieces(), [prompts[i // 4]], one)[0].token_ids == answer.token_ids
+    assert 4 <= len({tuple(answer.token_ids) for answer in answers[:4]})
+    assert [0, 80, 80, 80] * 2 == [answer.usage.cached_tokens for answer in answers]
 
 
 # -------------------------------------------------------------------------------------------------------- drafts
@@ -368,6 +390,17 @@ def test_threads_queue_on_one_session(tiny_model: Model) -> None:
             thread.join()
     for answers in (answers for i in range(4) for answers in got[i]):
         assert alone == [answer.token_ids for answer in answers]
+
+
+def test_n_makes_a_list(tiny_model: Model) -> None:
+    """A single prompt with n above 1 has a list of answers; on a session of one sequence one after another."""
+    answers = tiny_model.generate("the", n=3, max_tokens=4, seed=1)
+    assert isinstance(answers, list)
+    assert [1, 2, 3] == [answer.seed for answer in answers]
+    with tiny_model.session(n_threads=1) as session:
+        again = tiny_model.generate("the", n=3, max_tokens=4, seed=1, session=session)
+        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in again]
+    assert {0, 1, 2} == {index for index, _ in tiny_model.stream_generate("the", n=3, max_tokens=4)}
 
 
 def test_wrong_numbers_of_sequences_are_refused(tiny_model: Model) -> None:
