@@ -13,8 +13,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 HEAD = """# Architectures
 
 What each value of `general.architecture` stands for, as its declaration says, and the fields of `Config`
-([config.py](../ggufpy/arch/config.py)) it has beside those that every architecture has. [parity.md](parity.md) says how each was compared with llama.cpp. Written by
-`tests/reference/make_architectures.py`.
+([config.py](../ggufpy/arch/config.py)) it has beside those that every architecture has. [parity.md](parity.md) says how
+each was compared with llama.cpp. Written by `tests/reference/make_architectures.py`.
 
 | architecture | declared in | how it differs | further fields |
 |---|---|---|---|
