@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ggufpy.errors import ContextLengthError, GgufpyError
 from ggufpy.generate import CompletionChunk, Generation, TextDecoder
+from ggufpy.reuse import keep_prefix
 from ggufpy.sampling import Floats, SamplingParams
 
 __all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "stream"]
@@ -106,9 +107,11 @@ class Request:
     seq_id: int = -1  # its place, once it has one
     n_past: int = 0  # the tokens of its history that its place holds
     n_cached: int = 0  # those that were not computed for it
+    cache_miss_reason: str | None = None  # why they are no more
     leader: Request | None = None  # who computes the first `n_shared` tokens of its prompt
     n_shared: int = 0
     prompt: npt.NDArray[np.int64] = field(init=False)
+    ticket: object = field(default_factory=object, init=False)
 
     def __post_init__(self) -> None:
         self.prompt = np.array(self.generation.history)
@@ -134,8 +137,29 @@ def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
     return first if n and different[first] else n
 
 
-_writers: WeakKeyDictionary[Sequences, dict[int, Request]] = WeakKeyDictionary()
-"""Who generates on each sequence: the last that began to."""
+_writers: WeakKeyDictionary[Sequences, dict[int, object]] = WeakKeyDictionary()
+"""Who generates on each sequence: the ticket of the last request that began to."""
+
+
+class _Clock:
+    """The time that passes in steps, and not between them."""
+
+    __slots__ = ("_idle", "_left")
+
+    def __init__(self) -> None:
+        self._idle, self._left = 0.0, perf_counter()
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return perf_counter() - self._idle
+
+    def pause(self) -> None:
+        """Leave out what comes."""
+        self._left = perf_counter()
+
+    def go_on(self) -> None:
+        """Count again."""
+        self._idle += perf_counter() - self._left
 
 
 # --------------------------------------------------------------------------------------------------------- engine
@@ -158,8 +182,7 @@ class Engine:
         self._starting = False  # nothing ran when these prompts came
         self._last_was_prompts = False  # what the last step computed
         self._crowded = False  # there was no room for a prompt; it comes with the end of another
-        self._idle = 0.0
-        self._left = perf_counter()
+        self._clock = _Clock()
 
     def submit(
         self,
@@ -172,7 +195,7 @@ class Engine:
     ) -> Request:
         """Check a request and put it into the queue. Raises as `Generation` does."""
         n_ctx = self._session.n_ctx_seq
-        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock)
+        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock.now)
         request = Request(index, generation, cancel, drafter)
         self._waiting.append(request)
         return request
@@ -188,7 +211,7 @@ class Engine:
         Prompts and running sequences take turns. GgufpyError when somebody else changed a sequence.
         """
         with self._session.lock:
-            self._idle += perf_counter() - self._left
+            self._clock.go_on()
             try:
                 chunks = self._end_cancelled()
                 self._admit()
@@ -201,11 +224,7 @@ class Engine:
                     self._last_was_prompts = False
                 return chunks
             finally:
-                self._left = perf_counter()
-
-    def _clock(self) -> float:
-        """Return the time without what passed between steps."""
-        return perf_counter() - self._idle
+                self._clock.pause()
 
     # ---------------------------------------------------------------------------------------------------- places
 
@@ -228,23 +247,19 @@ class Engine:
         session, prompt, last = self._session, request.prompt, len(request.prompt) - 1
         request.seq_id = seq_id
         request.generation.start()
-        _writers.setdefault(session, {})[seq_id] = request
-        n = min(last, common_prefix(np.asarray(session.tokens(seq_id)), prompt))
+        _writers.setdefault(session, {})[seq_id] = request.ticket
+        self._keep(request)
         others = [(min(last, common_prefix(other.prompt, prompt)), other.seq_id) for other in self._running]
-        n_other, best = max(others, default=(0, -1))
-        if n_other >= n + MIN_SHARED:
+        n, best = max(others, default=(0, -1))
+        if n >= request.n_past + MIN_SHARED:
             session.fork(best, seq_id)
-            n = n_other
-        request.n_past = request.n_cached = self._keep(seq_id, n)
+            self._keep(request)
 
-    def _keep(self, seq_id: int, n: int) -> int:
-        """Cut a sequence to its first n tokens, or to none where that cannot be; returns how many."""
-        try:
-            self._session.trim(seq_id, n)
-        except ContextLengthError:  # a window or a state has left behind what a continuation there needs
-            n = 0
-            self._session.trim(seq_id, n)
-        return n
+    def _keep(self, request: Request) -> None:
+        """Cut a place to what the request's prompt begins with."""
+        kept, reason = keep_prefix(self._session, request.generation.history, request.seq_id)
+        request.n_past = request.n_cached = kept
+        request.cache_miss_reason = reason
 
     def _share(self, new: list[Request]) -> None:
         """Let prompts that begin alike wait until the first of them has computed what they share."""
@@ -269,18 +284,20 @@ class Engine:
                 continue
             request.leader = None
             self._session.fork(leader.seq_id, request.seq_id)
-            request.n_past = request.n_cached = self._keep(request.seq_id, request.n_shared)
+            self._keep(request)
 
     def _close_gaps(self) -> None:
         """Move the last sequences into the places of those that ended."""
         running = self._running
+        if self._prompts:  # they will fill the gaps, or have
+            return
         while running and running[-1].seq_id - running[0].seq_id >= len(running):
             taken = {request.seq_id for request in running}
             last = running.pop()
             gap = next(seq_id for seq_id in range(running[0].seq_id, last.seq_id) if seq_id not in taken)
             self._session.fork(last.seq_id, gap)
             self._session.trim(last.seq_id, 0)
-            last.seq_id, _writers[self._session][gap] = gap, last
+            last.seq_id, _writers[self._session][gap] = gap, last.ticket
             running.append(last)
             running.sort(key=lambda request: request.seq_id)
 
@@ -322,7 +339,7 @@ class Engine:
     def _begin(self, request: Request, row: Floats) -> list[tuple[Request, CompletionChunk]]:
         """Take the first token after a prompt."""
         generation = request.generation
-        generation.prompt_done(request.n_cached)
+        generation.prompt_done(request.n_cached, request.cache_miss_reason)
         chunk = generation.finish("length") if generation.full else generation.advance(row)
         return [(request, self._seen(request, chunk))]
 
@@ -425,7 +442,7 @@ class Engine:
     def _check(self, request: Request) -> None:
         """Make sure that nobody else wrote to a sequence since the last step."""
         n_past = self._session.n_past(request.seq_id)
-        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request:
+        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request.ticket:
             found = f"found {n_past}" if n_past != request.n_past else "found those of another prompt"
             raise GgufpyError(
                 f"sequence {request.seq_id} was changed while it was being generated: expected {request.n_past} "
@@ -456,8 +473,7 @@ def stream(
     """
     engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
     params = params or SamplingParams()
-    n = getattr(params, "n", 1)
-    drafters = []
+    n, drafters = params.n, []
     for i, prompt in enumerate(prompts):
         for j in range(n):
             each = params if n == 1 else _one_of(params, j)
@@ -469,10 +485,7 @@ def stream(
 
 def _one_of(params: SamplingParams, j: int) -> SamplingParams:
     """Return the parameters of one of several answers: a seed that was given counts on."""
-    more: dict[str, Any] = {"n": 1}
-    if params.seed is not None:
-        more["seed"] = (params.seed + j) % (MAX_SEED + 1)
-    return replace(params, **more)
+    return replace(params, n=1, seed=None if params.seed is None else (params.seed + j) % (MAX_SEED + 1))
 
 
 def _steps(engine: Engine, drafters: list[Drafter]) -> Generator[Step, None, None]:

@@ -337,7 +337,7 @@ class Model:
         self._check_can_continue(session)
         drafting = None if draft is None else self._drafting(draft)
         ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
-        n_seq = min(len(ids) * _n(params), integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
+        n_seq = min(len(ids) * params.n, integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
         if session is not None:
             seq_ids = range(min(n_seq, session.n_seq_max))
             drafter = None if drafting is None else functools.partial(drafting.start, self, session.n_ctx_seq)
@@ -426,11 +426,7 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
 
 def _is_many(prompt: Prompt | Sequence[Prompt], params: SamplingParams) -> bool:
     """Say whether a call has a list of answers."""
-    return _n(params) > 1 or not _is_single(prompt)
-
-
-def _n(params: SamplingParams) -> int:
-    return getattr(params, "n", 1)
+    return params.n > 1 or not _is_single(prompt)
 
 
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

@@ -28,6 +28,12 @@ class Pieces:
     def decode_stream(self, *, continues: bool = False) -> PieceStream:
         return PieceStream(self)
 
+    def token_to_piece(self, id: int) -> bytes:
+        return self.pieces[id]
+
+    def encode(self, text: bytes, *, add_special: bool) -> list[int]:
+        return list(text)
+
 
 class PieceStream:
     """Decode UTF-8 as it comes."""
