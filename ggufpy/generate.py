@@ -311,7 +311,7 @@ class Generation:
                 self.cache_miss_reason,
                 self.n_drafted,
                 self.n_accepted,
-            ),  # fmt: skip
+            ),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)
