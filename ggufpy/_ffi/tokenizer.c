@@ -1,5 +1,5 @@
 /* Owns the inner loops of the tokenizers, for texts that are long enough to be worth it. What they compute is defined
-   by their Python twins in ggufpy/tokenizer: merging.py, lattice.py, longest.py. Knows nothing of ggml. */
+   by their Python twins in ggufpy/tokenizer: merging.py, lattice.py, longest.py, charsmap.py. Knows nothing of ggml. */
 
 /* --- names: strings of bytes and their indices ---------------------------------------------------------------- */
 
@@ -329,10 +329,81 @@ static int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, co
     return count;
 }
 
+/* --- the character map ------------------------------------------------------------------------------------------- */
+
+struct ggufpy_charsmap {
+    const uint32_t * nodes;
+    uint32_t n_nodes;
+    const char * replacements; /* each ends with a zero byte */
+    uint32_t n_replacements;   /* bytes up to the last one */
+    const ggufpy_names * kept; /* all beginnings of what is not replaced */
+};
+
+static inline uint32_t children(uint32_t node) { return node >> 10 << (node & 1 << 9 ? 8 : 0); }
+
+/* Return what replaces the longest match at the beginning and set its size; NULL for none. Clears `ok` for a bad map. */
+static const char * replacement(const struct ggufpy_charsmap * map, const uint8_t * bytes, uint32_t n, uint32_t * size,
+                                bool * ok) {
+    int64_t found = -1;
+    uint32_t at = map->n_nodes ? children(map->nodes[0]) : 0;
+    for (uint32_t k = 0; map->n_nodes && k < n && bytes[k]; k++) {
+        at ^= bytes[k];
+        uint32_t node = at < map->n_nodes ? map->nodes[at] : 0;
+        *ok = *ok && at < map->n_nodes;
+        if ((node & (1u << 31 | 0xff)) != bytes[k]) {
+            break;
+        }
+        at ^= children(node);
+        if (node >> 8 & 1) {
+            *ok = *ok && at < map->n_nodes;
+            found = *ok ? map->nodes[at] & ~(1u << 31) : 0;
+            *size = k + 1;
+        }
+    }
+    *ok = *ok && found < map->n_replacements;
+    return *ok && found >= 0 ? map->replacements + found : NULL;
+}
+
+/* How long the character is; 0 for a byte that begins none. */
+static uint32_t character(const uint8_t * bytes, uint32_t n) {
+    uint32_t size = promised(bytes[0]);
+    bool good = bytes[0] < 0x80 || (bytes[0] >= 0xc0 && bytes[0] < 0xf8 && size <= n);
+    for (uint32_t k = 1; good && k < size; k++) {
+        good = bytes[k] >> 6 == 2;
+    }
+    return good ? size : 0;
+}
+
+/* Write a text with all that the map knows replaced, if there is room; return its size, or -1 for a bad map. */
+static int64_t ggufpy_replace(const struct ggufpy_charsmap * map, const char * text, uint32_t n, char * out,
+                              int64_t room) {
+    int64_t done = 0;
+    bool ok = true;
+    for (uint32_t at = 0, size, n_part; at < n && ok; at += size, done += n_part) {
+        const uint8_t * bytes = (const uint8_t *) text + at;
+        const char * part = text + at;
+        if (longest(map->kept, bytes, n - at, &size) >= 0) {
+            n_part = size;
+        } else if ((part = replacement(map, bytes, n - at, &size, &ok))) {
+            n_part = (uint32_t) strlen(part);
+        } else if ((n_part = size = character(bytes, n - at))) {
+            part = text + at;
+        } else {
+            part = "\xef\xbf\xbd";
+            n_part = 3;
+            size = 1;
+        }
+        if (done + n_part <= room) {
+            memcpy(out + done, part, n_part);
+        }
+    }
+    return ok ? done : -1;
+}
+
 /* --- the best path ----------------------------------------------------------------------------------------------- */
 
-/* Write the ids of the path with the greatest sum of scores, and where each ends, the last first. A character that is
-   no token costs `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token
+/* Write the ids of the path with the greatest sum of scores and, unless `id_ends` is NULL, where each ends, to the end
+   of these arrays, which have room for `n`; return how many there are. A character that is no token costs `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token
    for it too. */
 static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
                            const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends) {
@@ -369,14 +440,16 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
             steps[start + size] = (struct step) {sum, start, -1};
         }
     }
-    int32_t count = 0;
+    uint32_t count = 0;
     for (uint32_t end = n; end; end = steps[end].start) {
         int32_t id = steps[end].id < 0 ? unknown : steps[end].id;
-        if (apart || !count || id != unknown || ids[count - 1] != unknown) {
-            ids[count] = id;
-            id_ends[count++] = end;
+        if (apart || !count || id != unknown || ids[n - count] != unknown) {
+            ids[n - ++count] = id;
+            if (id_ends) {
+                id_ends[n - count] = end;
+            }
         }
     }
     free(steps);
-    return count;
+    return (int32_t) count;
 }

@@ -1,7 +1,7 @@
 """The tokenizers' inner loops in C (`_ffi/tokenizer.c`), for those that have a long text and the compiled part.
 
 Owns: what C needs of a vocabulary, and calling it. Does not own: what is computed, which the Python twins of these
-loops say (`merging.py`, `longest.py`, `lattice.py`), or when it is worth it.
+loops say (`merging.py`, `longest.py`, `lattice.py`, `charsmap.py`), or when it is worth it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ggufpy.errors import TokenizerError
 
-__all__ = ["BestPath", "LongestTokens", "MergedWords", "available"]
+__all__ = ["BestPath", "LongestTokens", "MergedWords", "Replacing", "available"]
 
 
 @cache
@@ -143,6 +143,29 @@ class LongestTokens:
         return out.first(C.ggufpy_wordpiece(tokens, unknown, self._space, alone, text, len(text), out.c_ids))
 
 
+class Replacing:
+    """Replace what a character map knows: see `charsmap.py`. `kept`: all beginnings of what is not replaced."""
+
+    def __init__(self, nodes: array[int], replacements: bytes, kept: Sequence[bytes]) -> None:
+        ffi, _ = _parts()
+        self._kept = _Names(kept)
+        c_nodes, c_replacements = ffi.from_buffer("uint32_t[]", nodes), ffi.from_buffer(replacements)
+        how = {"nodes": c_nodes, "n_nodes": len(nodes), "replacements": c_replacements, "kept": self._kept.pointer}
+        how["n_replacements"] = replacements.rfind(b"\0") + 1
+        self._referred = how  # the structure refers to all of these
+        self._how = ffi.new("struct ggufpy_charsmap *", how)
+
+    def replaced(self, text: bytes) -> bytes | None:
+        """Return the text with all of it replaced, None for a broken map."""
+        ffi, C = _parts()  # noqa: N806
+        size, room = len(text), -1
+        while size > room:
+            room = size
+            out = ffi.new("char[]", room + 1)
+            size = C.ggufpy_replace(self._how, text, len(text), out, room)
+        return None if size < 0 else bytes(ffi.buffer(out, size))
+
+
 class BestPath:
     """Find the path with the greatest sum of scores: see `lattice.py`."""
 
@@ -157,15 +180,17 @@ class BestPath:
 
     def best(self, text: bytes) -> list[int]:
         """Return the ids of the path."""
-        return self._backwards(text)[0][::-1]
+        return self._path(text, _Output(len(text)), _parts()[0].NULL)[0]
 
     def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
         """Return the ids of the path and where each ends."""
-        ids, ends = self._backwards(text)
-        return ids[::-1], ends[: len(ids)].tolist()[::-1]
+        out = _Output(len(text), len(text))
+        return self._path(text, out, out.c_ends)
 
-    def _backwards(self, text: bytes) -> tuple[list[int], array[int]]:
+    def _path(self, text: bytes, out: _Output, c_ends: Any) -> tuple[list[int], list[int]]:
         _, C = _parts()  # noqa: N806
-        out, tokens = _Output(len(text), len(text)), self._tokens.pointer
-        n = C.ggufpy_best(tokens, self._c_scores, *self._unknown, text, len(text), out.c_ids, out.c_ends)
-        return out.first(n), out.ends
+        how = (self._tokens.pointer, self._c_scores, *self._unknown)
+        n = C.ggufpy_best(*how, text, len(text), out.c_ids, c_ends)
+        if n < 0:
+            raise MemoryError
+        return out.ids[len(text) - n :].tolist(), out.ends[len(text) - n :].tolist()

@@ -44,6 +44,8 @@ class Plamo2:
         """Return the ids of a text without special tokens."""
         data = _encoded(relaxed(text).removeprefix(_BYTE_ORDER_MARK)[::-1])
         ids, ends = self._lattice.best_with_ends(data)
+        if -1 not in ids:
+            return ids[::-1]
         parts = zip(ids, pairwise([0, *ends]), strict=True)
         found = [[id] if id >= 0 else [self._bytes[byte] for byte in data[slice(*place)]] for id, place in parts]
         return list(chain.from_iterable(reversed(found)))
