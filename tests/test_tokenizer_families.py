@@ -197,9 +197,9 @@ def test_a_match_goes_over_any_characters() -> None:
 def test_of_equal_sums_the_first_found_stays() -> None:
     """Which is the one whose last part is longest."""
     lattice = Lattice([b"a", b"aa", b"aaa"], [-1.0, -2.0, -3.0], cost=-9.0)
-    assert lattice.best_with_ends(b"aaa") == ([2], [3])
-    assert lattice.best_with_ends(b"aaaa") == ([0, 2], [1, 4])
-    assert lattice.best_with_ends("éüa".encode()) == ([-1, 0], [4, 5])
+    assert lattice.backwards(b"aaa") == [2]
+    assert lattice.backwards(b"aaaa") == [2, 0]
+    assert lattice.backwards("éüa".encode()) == [0, -1]
 
 
 # -- RWKV --------------------------------------------------------------------------------------------------------------

@@ -269,22 +269,25 @@ static int32_t ggufpy_merge(const struct ggufpy_merging * how, const char * text
 
 /* Return the longest token that the bytes begin with, and its size; -1 and 1 when there is none. */
 static int32_t longest(const ggufpy_names * tokens, const uint8_t * bytes, uint32_t n, uint32_t * size) {
-    int32_t id = -1;
-    uint64_t hash = 0;
-    *size = 1;
-    for (uint32_t k = 1; k <= n; k++) {
-        hash = hashed(hash, bytes[k - 1]);
-        int marked = marks(tokens, hash);
-        if (!(marked & BEGINNING)) {
-            break;
+    for (uint32_t end = 0;; n = end - 1, end = 0) { /* again for a wrong mark */
+        uint64_t hash = 0, found = 0;
+        for (uint32_t k = 1; k <= n; k++) {
+            hash = hashed(hash, bytes[k - 1]);
+            int marked = marks(tokens, hash);
+            if (!(marked & BEGINNING)) {
+                break;
+            }
+            if (marked & STRING) {
+                end = k;
+                found = hash;
+            }
         }
-        int32_t found = marked & STRING ? find_one(tokens, hash, bytes, k) : -1;
-        if (found >= 0) {
-            id = found;
-            *size = k;
+        int32_t id = end ? find_one(tokens, found, bytes, end) : -1;
+        if (id >= 0 || !end) {
+            *size = end ? end : 1;
+            return id;
         }
     }
-    return id;
 }
 
 /* Write the ids of a text, -1 for a byte that begins no token; return how many there are. */
@@ -402,11 +405,11 @@ static int64_t ggufpy_replace(const struct ggufpy_charsmap * map, const char * t
 
 /* --- the best path ----------------------------------------------------------------------------------------------- */
 
-/* Write the ids of the path with the greatest sum of scores and, unless `id_ends` is NULL, where each ends, to the end
-   of these arrays, which have room for `n`; return how many there are. A character that is no token costs `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token
-   for it too. */
-static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
-                           const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends) {
+/* Write the ids of the path with the greatest sum of scores, the last first. A character that is no token costs `cost`
+   and is `unknown`, as are several in a row; or, unless `byte_ids` is NULL, these ids of its bytes, and it is weighed
+   against a token for it too. At most one id for each byte. */
+static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown,
+                           const int32_t * byte_ids, const char * text, uint32_t n, int32_t * ids) {
     const uint8_t * bytes = (const uint8_t *) text;
     struct step { double sum; uint32_t start; int32_t id; } * steps = malloc((n + 1) * sizeof(struct step));
     if (!steps) {
@@ -436,20 +439,21 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
             }
         }
         double sum = steps[start].sum + cost;
-        if ((is_unknown || apart) && sum > steps[start + size].sum) {
+        if ((is_unknown || byte_ids) && sum > steps[start + size].sum) {
             steps[start + size] = (struct step) {sum, start, -1};
         }
     }
-    uint32_t count = 0;
+    int32_t count = 0;
     for (uint32_t end = n; end; end = steps[end].start) {
         int32_t id = steps[end].id < 0 ? unknown : steps[end].id;
-        if (apart || !count || id != unknown || ids[n - count] != unknown) {
-            ids[n - ++count] = id;
-            if (id_ends) {
-                id_ends[n - count] = end;
+        if (byte_ids && steps[end].id < 0) {
+            for (uint32_t k = steps[end].start; k < end; k++) {
+                ids[count++] = byte_ids[bytes[k]];
             }
+        } else if (!count || id != unknown || ids[count - 1] != unknown) {
+            ids[count++] = id;
         }
     }
     free(steps);
-    return (int32_t) count;
+    return count;
 }

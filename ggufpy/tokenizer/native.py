@@ -37,6 +37,11 @@ def _parts() -> tuple[Any, Any]:
     return found
 
 
+def _check_size(n: int) -> None:
+    if n >= 1 << 31:
+        raise TokenizerError("the text is longer than 1 GiB: too long to be encoded at once")
+
+
 class _Strings:
     """Strings of bytes, laid out for C."""
 
@@ -65,8 +70,7 @@ class _Output:
 
     def __init__(self, n_ids: int, n_ends: int = 0) -> None:
         ffi, _ = _parts()
-        if n_ids >= 1 << 31:
-            raise TokenizerError("the text is longer than 1 GiB: too long to be encoded at once")
+        _check_size(n_ids)
         self.ids, self.ends = array("i", [0]) * n_ids, array("I", [0]) * n_ends
         self.c_ids, self.c_ends = ffi.from_buffer("int32_t[]", self.ids), ffi.from_buffer("uint32_t[]", self.ends)
 
@@ -158,6 +162,7 @@ class Replacing:
     def replaced(self, text: bytes) -> bytes | None:
         """Return the text with all of it replaced, None for a broken map."""
         ffi, C = _parts()  # noqa: N806
+        _check_size(len(text))
         size, room = len(text), -1
         while size > room:
             room = size
@@ -170,27 +175,22 @@ class BestPath:
     """Find the path with the greatest sum of scores: see `lattice.py`."""
 
     def __init__(
-        self, tokens: Sequence[bytes], scores: Sequence[float], *, cost: float, unknown: int = -1, apart: bool = False
+        self,
+        tokens: Sequence[bytes],
+        scores: Sequence[float],
+        *,
+        cost: float,
+        unknown: int = -1,
+        byte_ids: Sequence[int] | None = None,
     ) -> None:
         ffi, _ = _parts()
         self._tokens = _Names(tokens)
-        self._scores = array("d", scores)
-        self._c_scores = ffi.from_buffer("double[]", self._scores)
-        self._unknown = (cost, unknown, apart)
+        self._arrays = [array("d", scores), array("i", byte_ids or ())]
+        c_byte_ids = ffi.from_buffer("int32_t[]", self._arrays[1]) if byte_ids else ffi.NULL
+        self._how = (self._tokens.pointer, ffi.from_buffer("double[]", self._arrays[0]), cost, unknown, c_byte_ids)
 
-    def best(self, text: bytes) -> list[int]:
-        """Return the ids of the path."""
-        return self._path(text, _Output(len(text)), _parts()[0].NULL)[0]
-
-    def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Return the ids of the path and where each ends."""
-        out = _Output(len(text), len(text))
-        return self._path(text, out, out.c_ends)
-
-    def _path(self, text: bytes, out: _Output, c_ends: Any) -> tuple[list[int], list[int]]:
+    def backwards(self, text: bytes) -> list[int]:
+        """Return the ids of the path, the last first."""
         _, C = _parts()  # noqa: N806
-        how = (self._tokens.pointer, self._c_scores, *self._unknown)
-        n = C.ggufpy_best(*how, text, len(text), out.c_ids, c_ends)
-        if n < 0:
-            raise MemoryError
-        return out.ids[len(text) - n :].tolist(), out.ends[len(text) - n :].tolist()
+        out = _Output(len(text))
+        return out.first(C.ggufpy_best(*self._how, text, len(text), out.c_ids))

@@ -28,5 +28,5 @@ struct ggufpy_charsmap {
 };
 
 int64_t ggufpy_replace(const struct ggufpy_charsmap * map, const char * text, uint32_t n, char * out, int64_t room);
-int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
-                    const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends);
+int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown,
+                    const int32_t * byte_ids, const char * text, uint32_t n, int32_t * ids);
