@@ -2,9 +2,10 @@
 
 1 MB of English, code and Chinese, long runs of one character, and opening a vocabulary, for each file: by default those
 that come with llama.cpp, one of each family, Gemma 3, and for RWKV and PLaMo-2, of which llama.cpp brings none, made
-ones: 65,536 tokens of Qwen 2, and 100,000 of the unigram vocabulary with their scores. ggufpy's time is that of a tokenizer that has been opened and
-has encoded some pages of random characters, so that its tables are made, as llama.cpp's are at loading, but no word of
-the text is known; its result is a list. llama.cpp's is llama_tokenize alone, into a buffer. By turns, medians. Needs
+ones of the tokens of the unigram vocabulary, which is in many languages: for RWKV, as its own has, 65,536 with all
+single characters among them; for PLaMo-2 the first 100,000. ggufpy's time is that of a tokenizer that has been opened
+and has encoded some pages of random characters, so that its tables are made, as llama.cpp's are at loading, but no word
+of the text is known; its result is a list. llama.cpp's is llama_tokenize alone, into a buffer. By turns, medians. Needs
 llama-cpp-python beside ggufpy.
 """
 
@@ -93,17 +94,15 @@ def _cut(text: str) -> str:
 def made(folder: Path) -> list[Path]:
     """Write the vocabularies of the families that llama.cpp brings no file of."""
     folder.mkdir(exist_ok=True)
-    bytes_ = [bytes([byte]) for byte in range(256)]
-    qwen2 = Tokenizer.from_file(llama_models() / "ggml-vocab-qwen2.gguf")
-    words = dict.fromkeys([*bytes_, *map(qwen2.token_to_piece, range(65_536))])
-    rwkv = {"tokens": [repr(word)[2:-1] for word in words]}
     unigram = GGUFFile(llama_models() / "ggml-vocab-nomic-bert-moe.gguf").metadata
-    scores = dict(zip(unigram["tokenizer.ggml.tokens"], unigram["tokenizer.ggml.scores"], strict=True))
-    parts = {token.replace("▁", " "): score for token, score in list(scores.items())[5:100_000]}
+    tokens = [token.replace("▁", " ") for token in unigram["tokenizer.ggml.tokens"]][5:]
+    words = [token.encode() for token in sorted(tokens, key=lambda token: len(token) > 1)[:65_536]]
+    rwkv = {"tokens": [repr(word)[2:-1] for word in dict.fromkeys([*(bytes([byte]) for byte in range(256)), *words])]}
+    parts = dict(zip(tokens[:100_000], map(float, unigram["tokenizer.ggml.scores"][5:]), strict=False))
     plamo2 = {
         "tokens": ["<|plamo:unk|>", *(f"<0x{byte:02X}>" for byte in range(256)), *parts],
         "token_type": [2] + [6] * 256 + [1] * len(parts),
-        "scores": [0.0] * 257 + list(map(float, parts.values())),
+        "scores": [0.0] * 257 + list(parts.values()),
     }
     paths = []
     for model, keys in {"rwkv": rwkv, "plamo2": plamo2}.items():

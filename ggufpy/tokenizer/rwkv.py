@@ -24,12 +24,14 @@ class RWKV:
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._unknown = vocab.given_ids.get("unk")
-        self._longest = (native.LongestTokens if native.available() else Longest)(list(map(unescaped, vocab.texts)))
+        tokens = list(map(unescaped, vocab.texts))
+        self._has_all_bytes = {bytes([byte]) for byte in range(256)} <= set(tokens)
+        self._longest = (native.LongestTokens if native.available() else Longest)(tokens)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens. Raises TokenizerError for a byte that begins no token."""
         ids = self._longest.encode(text.encode("utf-8", "surrogateescape"))
-        if -1 not in ids:
+        if self._has_all_bytes or -1 not in ids:
             return ids
         if self._unknown is None:
             raise TokenizerError("the text has a byte that begins no token, and there is none for the unknown")
