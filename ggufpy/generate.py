@@ -1,6 +1,6 @@
 """From prompt ids to an answer, in three layers: logits → token ids → text → completion.
 
-`Sampler` (sampling.py) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
+`Sampler` (sampling/) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
 `Generation` puts both together into the chunks of one completion and knows no session; `stream` feeds it with rows.
 Batching and speculation feed many `Generation`s from one context and need nothing else of this file changed.
 Knows no files, no models and no templates: prompts come as token ids, chat's too.
@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 
 from ggufpy.answers import Answer, parse_answer
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
-from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
+from ggufpy.reuse import keep_prefix
+from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, sequence_breakers, token_logprob
 
 __all__ = [
     "Completion",
@@ -33,7 +34,6 @@ __all__ = [
     "Usage",
     "complete",
     "complete_all",
-    "reusable_prefix",
     "stream",
 ]
 
@@ -61,6 +61,8 @@ class TextDecoder(Protocol):
     @property
     def eog_token_ids(self) -> frozenset[int]: ...
     def decode_stream(self, *, continues: bool = False) -> DecodeStream: ...
+    def token_to_piece(self, id: int, /) -> bytes: ...  # this and the next are needed for DRY's breakers alone
+    def encode(self, text: bytes, /, *, add_special: bool) -> Sequence[int]: ...
 
 
 class SequenceDecoder(Protocol):
@@ -88,11 +90,15 @@ class SequenceDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again."""
+    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again.
+
+    `cache_miss_reason` says why they are not all that the sequence held, or that it held none; None if they are.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cache_miss_reason: str | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -120,7 +126,7 @@ class Timings:
 class Completion:
     """Hold a finished answer.
 
-    text            up to, and without, the stop string or the token that ended it
+    text            up to the stop string or the token that ended it, without it (with `include_stop` with the string)
     token_ids       the tokens chosen, without an ending token, with those that hold a stop string
     finish_reason   "stop" (a stop string or an ending token), "length" (max_tokens or the context's end), "cancelled"
     stop_reason     the stop string, or the id of the ending token; None unless finish_reason is "stop"
@@ -174,22 +180,27 @@ class TextAssembler:
     """Turn token ids into text that may be shown: whole characters, and nothing that a stop string may still take.
 
     A stop string ends the text as soon as its last character is there, as if text came character by character: how
-    tokens cut the text makes no difference. Of two that end together the longer wins.
+    tokens cut the text makes no difference. Of two that end together the longer wins. It is left out unless kept.
     """
 
-    __slots__ = ("_decoder", "_held", "_longest", "_stops", "matched")
+    __slots__ = ("_decoder", "_held", "_keeps", "_longest", "_stops", "matched")
 
-    def __init__(self, decoder: DecodeStream, stops: Iterable[str] = ()) -> None:
+    def __init__(self, decoder: DecodeStream, stops: Iterable[str] = (), *, keeps: bool = False) -> None:
         """Start an empty text."""
         self._decoder = decoder
+        self._keeps = keeps
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """Take a token and return the text that is safe to show. `matched` is then the stop string found, if any."""
-        return self._release(self._decoder.push(token_id))
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Take a token and return the text that is safe to show. `matched` is then the stop string found, if any.
+
+        What comes in while it may not stop is not looked at.
+        """
+        piece = self._decoder.push(token_id)
+        return self._release(piece) if may_stop else piece
 
     def flush(self) -> str:
         """End the text and return what was held back."""
@@ -200,7 +211,8 @@ class TextAssembler:
             return piece
         text = self._held + piece
         if found := [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
-            _, keep, self.matched = min(found)
+            end, start, self.matched = min(found)
+            keep = end if self._keeps else start
             self._held = ""
         else:
             keep = self._safe_length(text)
@@ -228,16 +240,19 @@ class Generation:
         """Check the request; nothing is computed yet.
 
         `n_ctx`: the tokens that the sequence has room for, the prompt's included. Raises ContextLengthError for a
-        longer prompt, SamplingError for an empty one or a stop token outside the vocabulary.
+        longer prompt, SamplingError for an empty one or a token id outside the vocabulary.
         """
         params = params or SamplingParams()
+        _check_supported(params)
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
+        self.cache_miss_reason: str | None = None
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
-        self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
-        self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop)
+        self._sampler = _sampler(tokenizer, params, self._ends, self.n_prompt)
+        self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop, keeps=params.include_stop)
+        self._least = self.n_prompt + params.min_tokens
         self._n_vocab = tokenizer.n_vocab
         self._n_top = params.logprobs
         self._text: list[str] = []
@@ -253,9 +268,9 @@ class Generation:
         """Start the clock."""
         self._clock.started = perf_counter()
 
-    def prompt_done(self, n_cached: int) -> None:
-        """Note that the prompt is computed, all but the `n_cached` tokens that were there already."""
-        self.n_cached = n_cached
+    def prompt_done(self, n_cached: int, cache_miss_reason: str | None = None) -> None:
+        """Note that the prompt is computed, all but the `n_cached` tokens that were there, and why they are no more."""
+        self.n_cached, self.cache_miss_reason = n_cached, cache_miss_reason
         self._clock.prompt_done = perf_counter()
 
     def paused(self, seconds: float) -> None:
@@ -274,7 +289,7 @@ class Generation:
         if self._n_top is not None:
             logprobs = [token_logprob(row[: self._n_vocab], token, self._n_top)]
             self._logprobs += logprobs
-        text = self._assembler.push(token)
+        text = self._assembler.push(token, may_stop=len(self.history) >= self._least)
         if self._assembler.matched is not None:
             return self.finish("stop", self._assembler.matched, text, [token], logprobs)
         if self.full:
@@ -303,7 +318,7 @@ class Generation:
             stop_reason=stop_reason,
             seed=self._sampler.seed,
             logprobs=None if self._n_top is None else self._logprobs,
-            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached),
+            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached, self.cache_miss_reason),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)
@@ -323,6 +338,25 @@ def _ending_tokens(tokenizer: TextDecoder, params: SamplingParams) -> frozenset[
         if token >= tokenizer.n_vocab:
             raise SamplingError(f"stop_token_ids[{i}]: {token} is not below the vocabulary's size, {tokenizer.n_vocab}")
     return tokenizer.eog_token_ids | frozenset(params.stop_token_ids)
+
+
+def _sampler(tokenizer: TextDecoder, params: SamplingParams, ends: frozenset[int], n_prompt: int) -> Sampler:
+    """Tell a sampler what of the vocabulary it has to know."""
+    return Sampler(
+        params,
+        tokenizer.n_vocab,
+        banned=tokenizer.eog_token_ids if params.ignore_eos else (),
+        ends=ends,
+        n_prompt=n_prompt,
+        breakers=sequence_breakers(tokenizer, params.dry_sequence_breakers) if params.dry_multiplier else None,
+    )
+
+
+def _check_supported(params: SamplingParams) -> None:
+    if params.n != 1:
+        raise SamplingError(f"n: several answers to one prompt are not supported yet, got {params.n}")
+    if params.prompt_logprobs is not None:
+        raise SamplingError("prompt_logprobs: not supported yet, expected None")
 
 
 class _Clock:
@@ -408,14 +442,6 @@ def complete_all(
     return completions
 
 
-def reusable_prefix(held: Sequence[int], prompt_ids: Sequence[int]) -> int:
-    """Return how many tokens at the prompt's start are held already; the last one is always computed again."""
-    n = min(len(held), len(prompt_ids) - 1)
-    if list(held[:n]) == list(prompt_ids[:n]):
-        return n
-    return next(i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b)
-
-
 def _run(
     session: SequenceDecoder, generation: Generation, seq_id: int, cancel: threading.Event | None
 ) -> Generator[CompletionChunk, None, None]:
@@ -426,9 +452,9 @@ def _run(
     generation.start()
     prompt = generation.history[:]
     _writers.setdefault(session, {})[seq_id] = writer = object()
-    n_cached = _keep_prefix(session, prompt, seq_id)
+    n_cached, reason = keep_prefix(session, prompt, seq_id)
     row = _decode(session, prompt[n_cached:], seq_id, len(prompt), writer)
-    generation.prompt_done(n_cached)
+    generation.prompt_done(n_cached, reason)
     if generation.full:
         yield generation.finish("length")
         return
@@ -445,17 +471,6 @@ def _run(
             yield generation.finish("length")
             return
     yield chunk
-
-
-def _keep_prefix(session: SequenceDecoder, prompt: Sequence[int], seq_id: int) -> int:
-    """Cut the sequence down to what the prompt begins with and return that length."""
-    n = reusable_prefix(session.tokens(seq_id), prompt)
-    try:
-        session.trim(seq_id, n)
-    except ContextLengthError:  # a window or a state has left behind what a continuation there needs
-        n = 0
-        session.trim(seq_id, n)
-    return n
 
 
 _writers: WeakKeyDictionary[SequenceDecoder, dict[int, object]] = WeakKeyDictionary()

@@ -21,7 +21,6 @@ from ggufpy.generate import (
     Usage,
     complete,
     complete_all,
-    reusable_prefix,
     stream,
 )
 from ggufpy.sampling import SamplingParams, token_logprob
@@ -41,6 +40,12 @@ class Pieces:
 
     def decode_stream(self, *, continues: bool = False) -> PieceStream:
         return PieceStream(self)
+
+    def token_to_piece(self, id: int) -> bytes:
+        return self.pieces[id]
+
+    def encode(self, text: bytes, *, add_special: bool) -> list[int]:
+        return list(text)
 
 
 class PieceStream:
@@ -192,6 +197,36 @@ def test_no_more_than_needed_is_held_back() -> None:
     assert ["a", "", "", "", "", "s", "top b"] == [assembler.push(byte) for byte in b"astop b"]
 
 
+def test_include_stop_keeps_the_stop_string() -> None:
+    """The text then ends with it, and with nothing that the same token brings after it."""
+    vocabulary = Pieces(WORDS, eog=[2], n_vocab=49152)
+    for stop, text in (
+        ("beta gam", "alpha beta gam"),
+        (["gamma", "a g"], "alpha beta g"),
+        ("delta", "alpha beta gamma"),
+    ):
+        params = SamplingParams(temperature=0, stop=stop, include_stop=True)
+        answer = both_ways(lambda: Forced(lambda held: [*ABC, 2][len(held) - 1], n_vocab=49152), vocabulary, params)
+        assert text == answer.text
+    answer = both_ways(
+        lambda: forced(b"a\xf0\x9f"), Pieces(), SamplingParams(temperature=0, stop="\ufffd", include_stop=True)
+    )
+    assert ("a\ufffd", "\ufffd") == (answer.text, answer.stop_reason)
+
+
+def test_min_tokens_come_before_any_end() -> None:
+    """Neither an ending token nor a stop string ends an answer of fewer tokens; after them both do."""
+    session = Forced(lambda held: ord("a") if len(held) == 5 else EOS)
+    params = SamplingParams(temperature=0, min_tokens=3)
+    answer = complete(session, Pieces(), [65], params)
+    assert ([0, 0, 0], "stop", EOS) == (answer.token_ids, answer.finish_reason, answer.stop_reason)
+    params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=[ord("x")], stop=["x", "b"])
+    answer = both_ways(lambda: text_session("abcab"), Pieces(), params)
+    assert ("abca", "b") == (answer.text, answer.stop_reason)
+    answer = both_ways(lambda: text_session("aab"), Pieces(), params)
+    assert ("aa", "b") == (answer.text, answer.stop_reason)
+
+
 def test_a_stop_string_in_the_prompt_has_no_effect() -> None:
     """Neither a stop string inside the prompt nor one that the prompt begins ends the answer."""
     prompt = list(b"one two")
@@ -291,6 +326,10 @@ def test_bad_requests_are_refused_at_once() -> None:
         ([65] * 9, GREEDY, ContextLengthError, "9 tokens.* 8"),
         ([], GREEDY, SamplingError, "no tokens"),
         ([65], SamplingParams(stop_token_ids=[1, 257]), SamplingError, r"stop_token_ids\[1\]: 257"),
+        ([65], SamplingParams(banned_token_ids=[257]), SamplingError, "banned_token_ids: 257"),
+        ([65], SamplingParams(logit_bias={300: 1}), SamplingError, "logit_bias: 300"),
+        ([65], SamplingParams(n=2), SamplingError, "^n: several answers .* not supported yet, got 2$"),
+        ([65], SamplingParams(prompt_logprobs=1), SamplingError, "^prompt_logprobs: not supported yet"),
         (["a"], GREEDY, TypeError, "str"),
         ([1.0], GREEDY, TypeError, "float"),
     ]:
@@ -313,7 +352,7 @@ def test_usage_timings_and_seed() -> None:
         time.sleep(0.02)
     answer = chunks[-1].completion
     assert answer is not None
-    assert Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=0) == answer.usage
+    assert Usage(3, 4, cached_tokens=0, cache_miss_reason="the sequence was empty") == answer.usage
     assert answer.usage.total_tokens == 7
     assert 0 == answer.seed
     t = answer.timings
@@ -370,6 +409,28 @@ def flat() -> Forced:
     return session
 
 
+class Undecided(Forced):
+    """Prefers z, and a after it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda held: ord("z"))
+
+    def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> np.ndarray:
+        row = super().decode(token_ids, seq_id=seq_id)
+        row[0, ord("a")] = 0.5
+        return row
+
+
+def test_dry_sees_the_prompt_and_the_vocabularys_breakers() -> None:
+    """What would go on with a repetition in the prompt is not chosen, unless a breaker cuts the repetition short."""
+    params = SamplingParams(temperature=0, dry_multiplier=2, max_tokens=1)
+    none = SamplingParams(temperature=0, dry_multiplier=2, max_tokens=1, dry_sequence_breakers=())
+    for prompt, p, text in (
+        (b"xyz xy", params, "a"), (b"x:yz x:y", params, "z"), (b"x:yz x:y", none, "a"), (b"xyz y", none, "z"),
+    ):  # fmt: skip
+        assert text == complete(Undecided(), Pieces(), list(prompt), p).text, prompt
+
+
 def test_one_seed_gives_one_answer_in_every_situation() -> None:
     """The same on a used session, on a fresh one, after an unrelated call, streamed or not; another seed differs."""
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, max_tokens=30)
@@ -389,19 +450,6 @@ def test_one_seed_gives_one_answer_in_every_situation() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the session
-
-
-def test_reusable_prefix() -> None:
-    """The common beginning counts, never the whole prompt."""
-    for held, prompt, expected in [
-        ([], [1], 0),
-        ([1, 2, 3], [1, 2, 3], 2),
-        ([1, 2, 3, 4], [1, 2, 3], 2),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 9, 3], [1, 2, 3], 1),
-        ([9], [1, 2], 0),
-    ]:
-        assert expected == reusable_prefix(held, prompt)
 
 
 def test_prompts_one_after_another_equal_a_fresh_session() -> None:
@@ -446,6 +494,7 @@ def test_a_prefix_that_cannot_be_kept_is_computed_again() -> None:
     session.trim = windowed  # type: ignore[method-assign]
     again = complete(session, Pieces(), [65, 66], params)
     assert (first.token_ids, 0) == (again.token_ids, again.usage.cached_tokens)
+    assert "its windowed layers have lost that" == again.usage.cache_miss_reason
 
 
 def test_sequences_are_kept_apart() -> None:
