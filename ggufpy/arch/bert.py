@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -15,14 +15,20 @@ __all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBe
 CLASSIFIER = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias", "cls.norm.weight")
 
 
-class Bert(Decoder):
+class Encoder(Decoder):
+    """What gives embeddings only, computed from all tokens at once; classifiers are left out."""
+
+    cacheless = True
+    logits = False
+    ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
+    partial_rope = True
+
+
+class Bert(Encoder):
     """BERT: embedded positions, a plain FFN with GELU, LayerNorm behind each sum. All tokens are of the first type."""
 
     name = "bert"
     keys = {"n_token_types": REQUIRED}
-    cacheless = True
-    logits = False
-    ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
     norm = "layer"
     norm_bias = True
     embedding_norm = True
@@ -32,7 +38,6 @@ class Bert(Decoder):
     output_norm = ""
     sum_norms: ClassVar[tuple[str, str]] = ("attn_output_norm", "layer_output_norm")
     rope: ClassVar[int | None] = None
-    partial_rope = True
     output_bias: ClassVar[Presence] = None
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = None
@@ -131,21 +136,17 @@ class JinaBertV2(Bert):
         return self.activate_fused(gate) if both else super().activate(gate, up, il)
 
 
-class ModernBert(Decoder):
+class ModernBert(Encoder):
     """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
 
     name = "modern-bert"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
     swa_period = 3
     swa_dense_first = True
-    cacheless = True
-    logits = False
-    ignored = CLASSIFIER
     lacking = ("blk.0.attn_norm.weight",)  # embeddings are normalized already
     norm = "layer"
     embedding_norm = True
     rope = NEOX
-    partial_rope = True
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
@@ -166,16 +167,11 @@ class ModernBert(Decoder):
         return functions.get(name, g.geglu)(both)
 
 
-class NeoBert(Decoder):
+class NeoBert(Encoder):
     """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
 
     name = "neo-bert"
-    cacheless = True
-    logits = False
-    ignored = CLASSIFIER
     output_norm = "enc.output_norm"
-    rope = NORM
-    partial_rope = True
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
