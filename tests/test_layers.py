@@ -10,6 +10,7 @@ import ggufpy
 ROOT = Path(ggufpy.__file__).parent
 ORDER = [
     "errors", "_ffi", "gguf", "types", "backend", "graph", "arch", "weights", "batch", "cells", "states", "memory",
+    "snapshots",
     "session", "chat", "answers", "tokenizer", "reuse", "sampling", "generate", "hub", "model", "reference", "testing",
     "cli", "__main__",
 ]  # fmt: skip
