@@ -17,9 +17,9 @@ from ggufpy import GGUFFile, Model, Session, Tokenizer, errors
 
 NAMES = {
     "BackendError", "BuildError", "ClosedError", "Completion", "CompletionChunk", "ContextLengthError", "Device",
-    "DownloadError", "DraftModel", "DumpError", "GGUFError", "GGUFFile", "GGUFWriter", "GgufpyError", "GraphError", "Model",
-    "PromptLookup", "SamplingError", "SamplingParams", "Session", "SnapshotError", "StoppedError", "TemplateError", "Tokenizer",
-    "TokenizerError", "UnsupportedArchitectureError", "__version__", "build_info", "devices",
+    "DownloadError", "DraftModel", "DumpError", "GGUFError", "GGUFFile", "GGUFWriter", "GgufpyError", "GraphError",
+    "Model", "PromptLookup", "SamplingError", "SamplingParams", "Session", "SnapshotError", "StoppedError",
+    "TemplateError", "Tokenizer", "TokenizerError", "UnsupportedArchitectureError", "__version__", "build_info", "devices",
 }  # fmt: skip
 MODULES = {"arch", "hub", "reference", "testing"}
 PARAMETERS: dict[Callable[..., Any], str] = {
