@@ -19,7 +19,8 @@ NAMES = {
     "BackendError", "BuildError", "ClosedError", "Completion", "CompletionChunk", "ContextLengthError", "Device",
     "DownloadError", "DraftModel", "DumpError", "GGUFError", "GGUFFile", "GGUFWriter", "GgufpyError", "GraphError",
     "Model", "PromptLookup", "SamplingError", "SamplingParams", "Session", "SnapshotError", "StoppedError",
-    "TemplateError", "Tokenizer", "TokenizerError", "UnsupportedArchitectureError", "__version__", "build_info", "devices",
+    "TemplateError", "Tokenizer", "TokenizerError", "UnsupportedArchitectureError", "__version__", "build_info",
+    "devices",
 }  # fmt: skip
 MODULES = {"arch", "hub", "reference", "testing"}
 PARAMETERS: dict[Callable[..., Any], str] = {
