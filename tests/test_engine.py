@@ -226,34 +226,43 @@ class Guesser:
     """Proposes the right tokens up to a mistake."""
 
     def __init__(self, right: int, n: int) -> None:
-        self.right, self.n, self.judged = right, n, []  # type: ignore[var-annotated]
+        self.right, self.n, self.asked, self.closed = right, n, 0, False
 
     def propose(self, history: Sequence[int], n_max: int) -> Sequence[int]:
+        self.asked += 1
         held = list(history)
         for i in range(min(self.n, n_max)):
             held.append(choose(held) if i < self.right else 250)
         return held[len(history) :]
 
-    def judge(self, n_proposed: int, n_accepted: int) -> None:
-        self.judged.append((n_proposed, n_accepted))
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.mark.parametrize(("right", "n", "steps"), [(4, 4, 4), (2, 4, 5), (0, 4, 12), (0, 0, 12), (99, 99, 2)])
 def test_drafts_change_nothing_but_the_number_of_steps(right: int, n: int, steps: int) -> None:
     """Right guesses, half right ones, wrong ones, none, and more than there is room for: the same answers."""
+    guesser, session = Guesser(right, n), Watched()
+    (answer,) = complete_all(session, Pieces(), [[65, 66]], GREEDY, drafter=lambda: guesser)
+    assert expected([65, 66], 12) == answer.token_ids
+    assert steps == len(session.batches)
+    assert 12 - steps == answer.usage.accepted_tokens  # each token but these took a step
+    assert guesser.closed
+
+
+def test_nobody_guesses_while_several_run() -> None:
+    """Of two prompts the one that is left alone is guessed for, from then on."""
     guessers: list[Guesser] = []
 
     def made() -> Guesser:
-        guessers.append(Guesser(right, n))
+        guessers.append(Guesser(4, 4))
         return guessers[-1]
 
-    session = Watched()
-    prompts = [[65, 66], [67]]
-    answers = complete_all(session, Pieces(), prompts, GREEDY, drafter=made)
+    prompts = [[65, 66], [67, 68]]
+    answers = complete_all(Watched(), Pieces(), prompts, GREEDY, drafter=made)
     assert [expected(prompt, 12) for prompt in prompts] == [answer.token_ids for answer in answers]
-    for guesser in guessers:
-        assert all(accepted == min(right, proposed) for proposed, accepted in guesser.judged)
-    assert len(session.batches) in (steps, steps + 1)  # prompts of two lengths are two micro-batches
+    assert [0, 0] == [guesser.asked for guesser in guessers]
+    assert all(guesser.closed for guesser in guessers)
 
 
 # ---------------------------------------------------------------------------------------------------- cancelling
