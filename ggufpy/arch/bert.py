@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.decoder import CLASSIFIER, NEOX, NORM, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
 __all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBert", "NomicBertMoe"]
-
-CLASSIFIER = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias", "cls.norm.weight")
 
 
 class Bert(Decoder):
@@ -23,6 +21,7 @@ class Bert(Decoder):
     cacheless = True
     logits = False
     ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
+    classifier: ClassVar[tuple[str, ...]] = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     norm = "layer"
     norm_bias = True
     embedding_norm = True
@@ -63,6 +62,7 @@ class JinaBertV3(Bert):
     """Jina BERT v3: BERT that rotates."""
 
     name = "jina-bert-v3"
+    classifier = ()
     learned_positions = False
     rope = NEOX
 
@@ -94,6 +94,7 @@ class JinaBertV2(Bert):
     """Jina BERT v2: ALiBi, norms of whole queries and keys, a second norm of attention, GELU with or without a gate."""
 
     name = "jina-bert-v2"
+    classifier = ("cls.weight", "cls.bias")
     learned_positions = False
     token_types = True
     alibi = 8.0
@@ -105,6 +106,10 @@ class JinaBertV2(Bert):
         "one-kv-head": None, "fused": None, "fused-biases": None, "fused-separate-biases": None,
         "gate-in-up": {"without": "ffn_gate", "or_shape": True},
     }  # fmt: skip
+
+    def classifier_tensors(self) -> Iterator[TensorSpec]:
+        yield TensorSpec("cls.weight", (self.c.n_embd, 1), optional=True)
+        yield TensorSpec("cls.bias", (1,), optional=True)
 
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().attention_tensors(il, has)
@@ -135,6 +140,7 @@ class ModernBert(Decoder):
     """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
 
     name = "modern-bert"
+    classifier = ("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
     swa_period = 3
     swa_dense_first = True
@@ -160,6 +166,9 @@ class ModernBert(Decoder):
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
 
+    def classifier_activation(self, x: Tensor) -> Tensor:
+        return self.g.gelu(x)
+
     def activate_fused(self, both: Tensor) -> Tensor:
         g, name = self.g, self.c.hidden_activation
         functions = {"silu": g.swiglu, "swish": g.swiglu, "swiglu": g.swiglu, "reglu": g.reglu}
@@ -170,6 +179,7 @@ class NeoBert(Decoder):
     """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
 
     name = "neo-bert"
+    classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     cacheless = True
     logits = False
     ignored = CLASSIFIER
