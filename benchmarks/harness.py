@@ -85,10 +85,10 @@ class Paired:
         return low, high
 
 
-def run_pairs(rounds: int, measures: Sequence[Callable[[], float]]) -> Paired:
-    """Measure ours, theirs and the control by turns, another one first in each round."""
+def run_pairs(rounds: int, measures: Sequence[Callable[[], float]], *, first: int = 0) -> Paired:
+    """Measure ours, theirs and the control by turns, another one first in each round, in the first that one."""
     seconds: list[list[float]] = [[], [], []]
-    for index in range(rounds):
+    for index in range(first, first + rounds):
         for turn in range(3):
             which = (index + turn) % 3
             seconds[which].append(measures[which]())

@@ -24,7 +24,6 @@ from typing import Any
 from harness import Paired, Worker, environment, markdown, resident_bytes, run_pairs
 
 N_PREFILL, N_START, N_DECODE = 512, 16, 64
-ROUNDS_PER_PROCESS = 3  # where its memory happens to lie makes a process faster or slower by some percent
 HEAD = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "llama.cpp ÷ itself", "aim")
 MB = 1e6
 
@@ -65,7 +64,7 @@ def token_ids(n: int) -> list[int]:
 
 
 def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Row]:
-    """Measure prefill and decode, and Python's share of a decode step, in several sets of processes."""
+    """Measure prefill and decode, and Python's share of a decode step, in new processes each round."""
     options = {"n_ctx": 1024, "n_threads": n_threads, "flash_attn": True}
     settings = {"path": str(path), "repack": repack, "options": options}
     prompt, weights = token_ids(N_PREFILL), "repacked" if repack else "mapped"
@@ -80,7 +79,7 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Ro
     figures = {f"prefill {N_PREFILL}": (prefill, N_PREFILL), "decode": (decode, N_DECODE)}
     pairs: dict[str, list[Paired]] = {figure: [] for figure in figures}
     shares = []
-    for first in range(0, rounds, ROUNDS_PER_PROCESS):
+    for index in range(rounds):
         with contextlib.ExitStack() as stack:
             workers = [stack.enter_context(Worker(side, **settings)) for side in ("ggufpy", "llama.cpp", "llama.cpp")]
             starts = [worker.call("prefill", prompt[:N_START])[0] for worker in workers]
@@ -89,7 +88,8 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Ro
                 print(f"{path.name}, {weights}: the two libraries choose other tokens", file=sys.stderr)
             for figure, (measure, _) in figures.items():
                 measures = [lambda m=measure, w=worker: m(w) for worker in workers]
-                pairs[figure].append(run_pairs(min(ROUNDS_PER_PROCESS, rounds - first), measures))
+                run_pairs(1, measures)  # warm
+                pairs[figure].append(run_pairs(1, measures, first=index))
             workers[0].call("prefill", prompt[:N_START])
             shares.append(workers[0].call("share", tokens[0][-1], N_DECODE))
     for figure, (_, n_tokens) in figures.items():

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from ggufpy.answers import Answer, parse_answer
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
+from ggufpy.reuse import keep_prefix
 from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "Usage",
     "complete",
     "complete_all",
-    "reusable_prefix",
     "stream",
 ]
 
@@ -88,11 +88,15 @@ class SequenceDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again."""
+    """Count tokens. `cached_tokens` of the prompt's were still in the session and were not computed again.
+
+    `cache_miss_reason` says why they are not all that the sequence held, or that it held none; None if they are.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cache_miss_reason: str | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -234,6 +238,7 @@ class Generation:
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
+        self.cache_miss_reason: str | None = None
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
         self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
@@ -253,9 +258,9 @@ class Generation:
         """Start the clock."""
         self._clock.started = perf_counter()
 
-    def prompt_done(self, n_cached: int) -> None:
-        """Note that the prompt is computed, all but the `n_cached` tokens that were there already."""
-        self.n_cached = n_cached
+    def prompt_done(self, n_cached: int, cache_miss_reason: str | None = None) -> None:
+        """Note that the prompt is computed, all but the `n_cached` tokens that were there, and why they are no more."""
+        self.n_cached, self.cache_miss_reason = n_cached, cache_miss_reason
         self._clock.prompt_done = perf_counter()
 
     def paused(self, seconds: float) -> None:
@@ -303,7 +308,7 @@ class Generation:
             stop_reason=stop_reason,
             seed=self._sampler.seed,
             logprobs=None if self._n_top is None else self._logprobs,
-            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached),
+            usage=Usage(self.n_prompt, len(self.history) - self.n_prompt, self.n_cached, self.cache_miss_reason),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)
@@ -408,14 +413,6 @@ def complete_all(
     return completions
 
 
-def reusable_prefix(held: Sequence[int], prompt_ids: Sequence[int]) -> int:
-    """Return how many tokens at the prompt's start are held already; the last one is always computed again."""
-    n = min(len(held), len(prompt_ids) - 1)
-    if list(held[:n]) == list(prompt_ids[:n]):
-        return n
-    return next(i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b)
-
-
 def _run(
     session: SequenceDecoder, generation: Generation, seq_id: int, cancel: threading.Event | None
 ) -> Generator[CompletionChunk, None, None]:
@@ -426,9 +423,9 @@ def _run(
     generation.start()
     prompt = generation.history[:]
     _writers.setdefault(session, {})[seq_id] = writer = object()
-    n_cached = _keep_prefix(session, prompt, seq_id)
+    n_cached, reason = keep_prefix(session, prompt, seq_id)
     row = _decode(session, prompt[n_cached:], seq_id, len(prompt), writer)
-    generation.prompt_done(n_cached)
+    generation.prompt_done(n_cached, reason)
     if generation.full:
         yield generation.finish("length")
         return
@@ -445,17 +442,6 @@ def _run(
             yield generation.finish("length")
             return
     yield chunk
-
-
-def _keep_prefix(session: SequenceDecoder, prompt: Sequence[int], seq_id: int) -> int:
-    """Cut the sequence down to what the prompt begins with and return that length."""
-    n = reusable_prefix(session.tokens(seq_id), prompt)
-    try:
-        session.trim(seq_id, n)
-    except ContextLengthError:  # a window or a state has left behind what a continuation there needs
-        n = 0
-        session.trim(seq_id, n)
-    return n
 
 
 _writers: WeakKeyDictionary[SequenceDecoder, dict[int, object]] = WeakKeyDictionary()

@@ -270,6 +270,11 @@ class Session:
         be the session's own: read-only, and overwritten by its next computation. Raises ContextLengthError, with
         nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
+        with self._lock:
+            step = self._step
+            if step is not None and (tokens := step.tokens_of(((seq_id, token_ids, logits),), self._config.n_vocab)):
+                rows = self._follow(step, tokens)
+                return rows.copy() if copy else rows
         return self.decode_batch(((seq_id, token_ids, logits),), copy=copy)[0]
 
     def decode_batch(
@@ -290,7 +295,7 @@ class Session:
                 )
             if self._step is not None and (tokens := self._step.tokens_of(items, self._config.n_vocab)):
                 rows = self._follow(self._step, tokens)
-                each = [rows] if len(tokens) == 1 else [rows[i : i + 1] for i in range(len(tokens))]
+                each = [rows[i : i + 1] for i in range(len(tokens))]
                 return [row.copy() for row in each] if copy else each
             for i, item in enumerate(items):
                 if not isinstance(item, (tuple, list)) or len(item) != 3:
@@ -376,7 +381,7 @@ class Session:
             run.tokens[i] = tokens[i]
             step.positions[i] = len(self._tokens[seq_id])
         try:
-            run.positions[:] = _planes(step.positions, self._n_planes)
+            run.positions[:] = step.positions if self._n_planes == 1 else _planes(step.positions, self._n_planes)
             for array, values in run.derived:
                 array[:] = values(step.positions)
             if run.out_ids is not None:
@@ -503,7 +508,8 @@ class Session:
 
     def _compute(self, run: _Run) -> None:
         """Compute a graph whose inputs are written."""
-        run.inputs.send()
+        if run.inputs.far:
+            run.inputs.send()
         self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
         if not run.scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop

@@ -21,7 +21,6 @@ from ggufpy.generate import (
     Usage,
     complete,
     complete_all,
-    reusable_prefix,
     stream,
 )
 from ggufpy.sampling import SamplingParams, token_logprob
@@ -313,7 +312,7 @@ def test_usage_timings_and_seed() -> None:
         time.sleep(0.02)
     answer = chunks[-1].completion
     assert answer is not None
-    assert Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=0) == answer.usage
+    assert Usage(3, 4, cached_tokens=0, cache_miss_reason="the sequence was empty") == answer.usage
     assert answer.usage.total_tokens == 7
     assert 0 == answer.seed
     t = answer.timings
@@ -391,19 +390,6 @@ def test_one_seed_gives_one_answer_in_every_situation() -> None:
 # -------------------------------------------------------------------------------------------------- the session
 
 
-def test_reusable_prefix() -> None:
-    """The common beginning counts, never the whole prompt."""
-    for held, prompt, expected in [
-        ([], [1], 0),
-        ([1, 2, 3], [1, 2, 3], 2),
-        ([1, 2, 3, 4], [1, 2, 3], 2),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 9, 3], [1, 2, 3], 1),
-        ([9], [1, 2], 0),
-    ]:
-        assert expected == reusable_prefix(held, prompt)
-
-
 def test_prompts_one_after_another_equal_a_fresh_session() -> None:
     """The same prompt, a shorter, a changed, a continued and an unrelated one give what a new session gives."""
     p = list(b"The quick brown fox")
@@ -446,6 +432,7 @@ def test_a_prefix_that_cannot_be_kept_is_computed_again() -> None:
     session.trim = windowed  # type: ignore[method-assign]
     again = complete(session, Pieces(), [65, 66], params)
     assert (first.token_ids, 0) == (again.token_ids, again.usage.cached_tokens)
+    assert "its windowed layers have lost that" == again.usage.cache_miss_reason
 
 
 def test_sequences_are_kept_apart() -> None:

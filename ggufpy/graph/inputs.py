@@ -25,19 +25,19 @@ class Inputs:
 
     def __init__(self) -> None:
         """Begin without arrays."""
-        self._far: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
+        self.far: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
 
     def array(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """Return the array to write a tensor through: its shape (in NumPy's order) and dtype, contiguous."""
         if tensor.is_host:
             return tensor.numpy_view(writable=True)
         array = np.empty_like(tensor.get())
-        self._far.append((tensor, array))
+        self.far.append((tensor, array))
         return array
 
     def send(self) -> None:
         """Copy what was written to where the host cannot write."""
-        for tensor, array in self._far:
+        for tensor, array in self.far:
             tensor.set(array)
 
 
