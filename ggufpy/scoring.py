@@ -230,8 +230,8 @@ def score(session: Session, pairs: Sequence[tuple[Ids, Ids]]) -> list[Score]:
     as many as there are sequences, what these have in common at their beginning before them and once too. The row
     behind a prompt serves all its continuations, so those of one token cost nothing more.
 
-    Raises ValueError for an empty prompt or continuation and for less than three sequences, and ContextLengthError,
-    before anything is computed, for a pair that does not fit a sequence.
+    Raises ValueError for an empty prompt or continuation, unknown ids and less than three sequences, ContextLengthError,
+    before anything is computed, for a pair that does not fit a sequence, and SamplingError where logits are NaN.
     """
     if session.options.n_seq_max < MIN_SEQUENCES:
         raise ValueError(f"session: expected {MIN_SEQUENCES} sequences at least, got {session.options.n_seq_max}")
@@ -241,6 +241,8 @@ def score(session: Session, pairs: Sequence[tuple[Ids, Ids]]) -> list[Score]:
         if not len(before) or not len(after):
             what = "prompt" if not len(before) else "continuation"
             raise ValueError(f"pairs[{i}]: the {what} has no tokens")
+        if unknown := [id for id in after if not 0 <= id < session.n_vocab]:
+            raise ValueError(f"pairs[{i}]: expected ids from 0 to {session.n_vocab - 1}, got {unknown[0]}")
         if (n := len(before) + len(after) - 1) > session.n_ctx_seq:
             raise ContextLengthError(f"pairs[{i}]: {n} tokens do not fit a context of {session.n_ctx_seq}")
         by_prompt.setdefault(tuple(before), []).append(found[i])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED
+from ggufpy.arch.config import REQUIRED, Config
 from ggufpy.arch.decoder import CLASSIFIER, NEOX, NORM, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
@@ -162,6 +163,11 @@ class ModernBert(Decoder):
         "reglu": {"hidden_activation": "reglu"},
         "another-activation": {"hidden_activation": "mish"},
     }
+
+    def adjust(self) -> Config:
+        """Let classifiers take the mean where the file does not say what they take."""
+        c = super().adjust()
+        return replace(c, classifier_pooling=1) if c.classifier_pooling is None else c
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
