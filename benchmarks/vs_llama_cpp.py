@@ -23,9 +23,14 @@ from typing import Any
 
 from harness import Paired, Worker, environment, markdown, resident_bytes, run_pairs
 
+from ggufpy import GgufpyError, arch
+from ggufpy.testing import write_tiny_model
+
 N_PREFILL, N_START, N_DECODE = 512, 16, 64
 HEAD = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "llama.cpp ÷ itself", "aim")
 MB = 1e6
+LARGE = {"n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4, "n_layer": 8, "n_vocab": 16384}
+LARGER_LAYERS = {"n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_vocab": 16384}
 
 FIRST_TOKEN = {
     "ggufpy": """
@@ -57,17 +62,17 @@ def row(figure: str, model: str, weights: str, unit: str, ours: float, theirs: f
     return {**facts, **more}
 
 
-def token_ids(n: int) -> list[int]:
-    """Return ids that every vocabulary of the named models has."""
+def token_ids(n: int, n_vocab: int = 40_000) -> list[int]:
+    """Return ids that every vocabulary of so many tokens and a thousand has."""
     generator = random.Random(0)
-    return [1000 + int(generator.random() * 40_000) for _ in range(n)]
+    return [1000 + int(generator.random() * n_vocab) for _ in range(n)]
 
 
-def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Row]:
+def speeds(path: Path, repack: bool, n_threads: int, rounds: int, n_vocab: int = 40_000) -> Iterator[Row]:
     """Measure prefill and decode, and Python's share of a decode step, in new processes each round."""
     options = {"n_ctx": 1024, "n_threads": n_threads, "flash_attn": True}
     settings = {"path": str(path), "repack": repack, "options": options}
-    prompt, weights = token_ids(N_PREFILL), "repacked" if repack else "mapped"
+    prompt, weights = token_ids(N_PREFILL, n_vocab), "repacked" if repack else "mapped"
 
     def prefill(worker: Worker) -> float:
         return float(worker.call("prefill", prompt)[1])
@@ -99,6 +104,25 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int) -> Iterator[Ro
         yield row(figure, path.stem, weights, "tokens/s", ours, theirs, **more)
     share = 100 * statistics.median(shares)
     yield row("Python's share of decode", path.stem, weights, "%", share, float("nan"), aim="< 1.5 (SmolLM2)")
+
+
+def random_model(name: str, folder: Path) -> Path:
+    """Write a random model of an architecture, of some 100 MB in Q8_0 unless its shapes are tied to each other."""
+    path = folder / f"{name}.gguf"
+    for shape in (LARGE, LARGER_LAYERS):
+        with contextlib.suppress(GgufpyError, ValueError):
+            return write_tiny_model(name, path, type="q8_0", **shape)
+    return write_tiny_model(name, path, type="q8_0", n_vocab=LARGE["n_vocab"])
+
+
+def families() -> list[str]:
+    """Return one architecture that continues text for each file of ggufpy/arch."""
+    found = {}
+    for name in arch.names():
+        declaration = arch.find(name)
+        if declaration.logits and not declaration.cacheless:
+            found.setdefault(declaration.__module__, name)
+    return list(found.values())
 
 
 def vars_of(pairs: Paired) -> dict[str, list[float]]:
@@ -179,7 +203,10 @@ def main() -> None:
     """Measure every model given and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code, a checkout shall too
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="a GGUF file")
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL", help="a GGUF file")
+    parser.add_argument(
+        "--random", nargs="*", metavar="ARCH", help="random models of these architectures too; of each family, if none"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="pairs measured for each figure (9)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both (all cores)")
     parser.add_argument("--skip", default="", help="comma-separated: speeds, start, memory, read")
@@ -204,6 +231,11 @@ def main() -> None:
                 add(line)
             if "read" not in skip:
                 add(bytes_read(path, Path(folder)))
+        for name in () if arguments.random is None else arguments.random or families():
+            path = random_model(name, Path(folder))
+            for line in speeds(path, False, arguments.threads, arguments.rounds, LARGE["n_vocab"] - 1000):
+                add(line)
+            path.unlink()
     if busy := facts_before["load"] > 0.7:
         print("the machine was busy when this began: the ratios mean little", file=sys.stderr)
     facts = {**facts_before, "busy": busy, "threads": arguments.threads, "rounds": arguments.rounds}

@@ -1,6 +1,6 @@
 """From prompt ids to an answer, in three layers: logits → token ids → text → completion.
 
-`Sampler` (sampling.py) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
+`Sampler` (sampling/) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
 `Generation` puts both together into the chunks of one completion and knows no session; `stream` feeds it with rows.
 Batching and speculation feed many `Generation`s from one context and need nothing else of this file changed.
 Knows no files, no models and no templates: prompts come as token ids, chat's too.
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from ggufpy.answers import Answer, parse_answer
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
 from ggufpy.reuse import keep_prefix
-from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, token_logprob
+from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, sequence_breakers, token_logprob
 
 __all__ = [
     "Completion",
@@ -61,6 +61,8 @@ class TextDecoder(Protocol):
     @property
     def eog_token_ids(self) -> frozenset[int]: ...
     def decode_stream(self, *, continues: bool = False) -> DecodeStream: ...
+    def token_to_piece(self, id: int, /) -> bytes: ...  # this and the next are needed for DRY's breakers alone
+    def encode(self, text: bytes, /, *, add_special: bool) -> Sequence[int]: ...
 
 
 class SequenceDecoder(Protocol):
@@ -124,7 +126,7 @@ class Timings:
 class Completion:
     """Hold a finished answer.
 
-    text            up to, and without, the stop string or the token that ended it
+    text            up to the stop string or the token that ended it, without it (with `include_stop` with the string)
     token_ids       the tokens chosen, without an ending token, with those that hold a stop string
     finish_reason   "stop" (a stop string or an ending token), "length" (max_tokens or the context's end), "cancelled"
     stop_reason     the stop string, or the id of the ending token; None unless finish_reason is "stop"
@@ -178,22 +180,27 @@ class TextAssembler:
     """Turn token ids into text that may be shown: whole characters, and nothing that a stop string may still take.
 
     A stop string ends the text as soon as its last character is there, as if text came character by character: how
-    tokens cut the text makes no difference. Of two that end together the longer wins.
+    tokens cut the text makes no difference. Of two that end together the longer wins. It is left out unless kept.
     """
 
-    __slots__ = ("_decoder", "_held", "_longest", "_stops", "matched")
+    __slots__ = ("_decoder", "_held", "_keeps", "_longest", "_stops", "matched")
 
-    def __init__(self, decoder: DecodeStream, stops: Iterable[str] = ()) -> None:
+    def __init__(self, decoder: DecodeStream, stops: Iterable[str] = (), *, keeps: bool = False) -> None:
         """Start an empty text."""
         self._decoder = decoder
+        self._keeps = keeps
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """Take a token and return the text that is safe to show. `matched` is then the stop string found, if any."""
-        return self._release(self._decoder.push(token_id))
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Take a token and return the text that is safe to show. `matched` is then the stop string found, if any.
+
+        What comes in while it may not stop is not looked at.
+        """
+        piece = self._decoder.push(token_id)
+        return self._release(piece) if may_stop else piece
 
     def flush(self) -> str:
         """End the text and return what was held back."""
@@ -204,7 +211,8 @@ class TextAssembler:
             return piece
         text = self._held + piece
         if found := [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
-            _, keep, self.matched = min(found)
+            end, start, self.matched = min(found)
+            keep = end if self._keeps else start
             self._held = ""
         else:
             keep = self._safe_length(text)
@@ -232,17 +240,19 @@ class Generation:
         """Check the request; nothing is computed yet.
 
         `n_ctx`: the tokens that the sequence has room for, the prompt's included. Raises ContextLengthError for a
-        longer prompt, SamplingError for an empty one or a stop token outside the vocabulary.
+        longer prompt, SamplingError for an empty one or a token id outside the vocabulary.
         """
         params = params or SamplingParams()
+        _check_supported(params)
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
         self.cache_miss_reason: str | None = None
         self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
         self._ends = _ending_tokens(tokenizer, params)
-        self._sampler = Sampler(params, tokenizer.n_vocab, banned=tokenizer.eog_token_ids if params.ignore_eos else ())
-        self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop)
+        self._sampler = _sampler(tokenizer, params, self._ends, self.n_prompt)
+        self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop, keeps=params.include_stop)
+        self._least = self.n_prompt + params.min_tokens
         self._n_vocab = tokenizer.n_vocab
         self._n_top = params.logprobs
         self._text: list[str] = []
@@ -279,7 +289,7 @@ class Generation:
         if self._n_top is not None:
             logprobs = [token_logprob(row[: self._n_vocab], token, self._n_top)]
             self._logprobs += logprobs
-        text = self._assembler.push(token)
+        text = self._assembler.push(token, may_stop=len(self.history) >= self._least)
         if self._assembler.matched is not None:
             return self.finish("stop", self._assembler.matched, text, [token], logprobs)
         if self.full:
@@ -328,6 +338,25 @@ def _ending_tokens(tokenizer: TextDecoder, params: SamplingParams) -> frozenset[
         if token >= tokenizer.n_vocab:
             raise SamplingError(f"stop_token_ids[{i}]: {token} is not below the vocabulary's size, {tokenizer.n_vocab}")
     return tokenizer.eog_token_ids | frozenset(params.stop_token_ids)
+
+
+def _sampler(tokenizer: TextDecoder, params: SamplingParams, ends: frozenset[int], n_prompt: int) -> Sampler:
+    """Tell a sampler what of the vocabulary it has to know."""
+    return Sampler(
+        params,
+        tokenizer.n_vocab,
+        banned=tokenizer.eog_token_ids if params.ignore_eos else (),
+        ends=ends,
+        n_prompt=n_prompt,
+        breakers=sequence_breakers(tokenizer, params.dry_sequence_breakers) if params.dry_multiplier else None,
+    )
+
+
+def _check_supported(params: SamplingParams) -> None:
+    if params.n != 1:
+        raise SamplingError(f"n: several answers to one prompt are not supported yet, got {params.n}")
+    if params.prompt_logprobs is not None:
+        raise SamplingError("prompt_logprobs: not supported yet, expected None")
 
 
 class _Clock:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reference.make_architectures import PAGE, page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,3 +54,8 @@ def test_the_page_on_architecture_names_every_room() -> None:
     rooms = set(re.findall(r"`([\w]+(?:\.py|/))`", table))
     found = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "ggufpy").glob("[!_]*")}
     assert {name for name in found if name.endswith((".py", "/")) and name != "lib/"} | {"_ffi/"} == rooms
+
+
+def test_the_page_on_architectures_is_what_their_declarations_say() -> None:
+    """It is written by tests/reference/make_architectures.py, and by nobody else."""
+    assert PAGE.read_text(encoding="utf-8") == page()

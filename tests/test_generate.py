@@ -41,6 +41,12 @@ class Pieces:
     def decode_stream(self, *, continues: bool = False) -> PieceStream:
         return PieceStream(self)
 
+    def token_to_piece(self, id: int) -> bytes:
+        return self.pieces[id]
+
+    def encode(self, text: bytes, *, add_special: bool) -> list[int]:
+        return list(text)
+
 
 class PieceStream:
     """Decode UTF-8 as it comes."""
@@ -191,6 +197,36 @@ def test_no_more_than_needed_is_held_back() -> None:
     assert ["a", "", "", "", "", "s", "top b"] == [assembler.push(byte) for byte in b"astop b"]
 
 
+def test_include_stop_keeps_the_stop_string() -> None:
+    """The text then ends with it, and with nothing that the same token brings after it."""
+    vocabulary = Pieces(WORDS, eog=[2], n_vocab=49152)
+    for stop, text in (
+        ("beta gam", "alpha beta gam"),
+        (["gamma", "a g"], "alpha beta g"),
+        ("delta", "alpha beta gamma"),
+    ):
+        params = SamplingParams(temperature=0, stop=stop, include_stop=True)
+        answer = both_ways(lambda: Forced(lambda held: [*ABC, 2][len(held) - 1], n_vocab=49152), vocabulary, params)
+        assert text == answer.text
+    answer = both_ways(
+        lambda: forced(b"a\xf0\x9f"), Pieces(), SamplingParams(temperature=0, stop="\ufffd", include_stop=True)
+    )
+    assert ("a\ufffd", "\ufffd") == (answer.text, answer.stop_reason)
+
+
+def test_min_tokens_come_before_any_end() -> None:
+    """Neither an ending token nor a stop string ends an answer of fewer tokens; after them both do."""
+    session = Forced(lambda held: ord("a") if len(held) == 5 else EOS)
+    params = SamplingParams(temperature=0, min_tokens=3)
+    answer = complete(session, Pieces(), [65], params)
+    assert ([0, 0, 0], "stop", EOS) == (answer.token_ids, answer.finish_reason, answer.stop_reason)
+    params = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=[ord("x")], stop=["x", "b"])
+    answer = both_ways(lambda: text_session("abcab"), Pieces(), params)
+    assert ("abca", "b") == (answer.text, answer.stop_reason)
+    answer = both_ways(lambda: text_session("aab"), Pieces(), params)
+    assert ("aa", "b") == (answer.text, answer.stop_reason)
+
+
 def test_a_stop_string_in_the_prompt_has_no_effect() -> None:
     """Neither a stop string inside the prompt nor one that the prompt begins ends the answer."""
     prompt = list(b"one two")
@@ -290,6 +326,10 @@ def test_bad_requests_are_refused_at_once() -> None:
         ([65] * 9, GREEDY, ContextLengthError, "9 tokens.* 8"),
         ([], GREEDY, SamplingError, "no tokens"),
         ([65], SamplingParams(stop_token_ids=[1, 257]), SamplingError, r"stop_token_ids\[1\]: 257"),
+        ([65], SamplingParams(banned_token_ids=[257]), SamplingError, "banned_token_ids: 257"),
+        ([65], SamplingParams(logit_bias={300: 1}), SamplingError, "logit_bias: 300"),
+        ([65], SamplingParams(n=2), SamplingError, "^n: several answers .* not supported yet, got 2$"),
+        ([65], SamplingParams(prompt_logprobs=1), SamplingError, "^prompt_logprobs: not supported yet"),
         (["a"], GREEDY, TypeError, "str"),
         ([1.0], GREEDY, TypeError, "float"),
     ]:
@@ -367,6 +407,28 @@ def flat() -> Forced:
     decode = session.decode
     session.decode = lambda ids, *, seq_id=0: decode(ids, seq_id=seq_id) * 0.01  # type: ignore[method-assign]
     return session
+
+
+class Undecided(Forced):
+    """Prefers z, and a after it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda held: ord("z"))
+
+    def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> np.ndarray:
+        row = super().decode(token_ids, seq_id=seq_id)
+        row[0, ord("a")] = 0.5
+        return row
+
+
+def test_dry_sees_the_prompt_and_the_vocabularys_breakers() -> None:
+    """What would go on with a repetition in the prompt is not chosen, unless a breaker cuts the repetition short."""
+    params = SamplingParams(temperature=0, dry_multiplier=2, max_tokens=1)
+    none = SamplingParams(temperature=0, dry_multiplier=2, max_tokens=1, dry_sequence_breakers=())
+    for prompt, p, text in (
+        (b"xyz xy", params, "a"), (b"x:yz x:y", params, "z"), (b"x:yz x:y", none, "a"), (b"xyz y", none, "z"),
+    ):  # fmt: skip
+        assert text == complete(Undecided(), Pieces(), list(prompt), p).text, prompt
 
 
 def test_one_seed_gives_one_answer_in_every_situation() -> None:

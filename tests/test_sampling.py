@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import math
 import subprocess
@@ -52,7 +51,16 @@ def test_defaults_are_llama_cpps() -> None:
     """A plain SamplingParams samples as llama.cpp's command line does."""
     p = SamplingParams()
     assert (0.8, 40, 0.95, 0.05) == (p.temperature, p.top_k, p.top_p, p.min_p)
-    assert (1.0, 64) == (p.repeat_penalty, p.repeat_last_n)
+    assert (1.0, 0.0, 0.0, 64) == (p.repeat_penalty, p.frequency_penalty, p.presence_penalty, p.repeat_last_n)
+    assert (0.0, 1.0, 1.0, -1.0, 0.0, 0.1) == (
+        p.dynatemp_range, p.dynatemp_exponent, p.typical_p, p.top_n_sigma, p.xtc_probability, p.xtc_threshold,
+    )  # fmt: skip
+    assert (0.0, 1.75, 2, 64) == (p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n)
+    assert ("\n", ":", '"', "*") == p.dry_sequence_breakers
+    assert (0, 5.0, 0.1, -1.0, 0.9) == (p.mirostat, p.mirostat_tau, p.mirostat_eta, p.adaptive_target, p.adaptive_decay)
+    assert ((), (), (), 0, 1, False, None) == (
+        p.logit_bias, p.banned_token_ids, p.logits_processors, p.min_tokens, p.n, p.include_stop, p.prompt_logprobs,
+    )  # fmt: skip
     assert (None, None, (), (), False, None) == (
         p.seed, p.max_tokens, p.stop, p.stop_token_ids, p.ignore_eos, p.logprobs,
     )  # fmt: skip
@@ -76,6 +84,19 @@ def test_defaults_are_llama_cpps() -> None:
         ("ignore_eos", 1), ("ignore_eos", None), ("logprobs", -1), ("logprobs", True),
         ("temperature", 10**400), ("top_p", Fraction(10**400)), ("top_k", np.array([1, 2])), ("top_k", np.array(0.5)),
         ("seed", int), ("stop", np.array(3)), ("stop", range(2**40)), ("stop_token_ids", np.array(3)),
+        ("dynatemp_range", -0.1), ("dynatemp_range", math.inf), ("dynatemp_exponent", -1), ("typical_p", 1.1),
+        ("typical_p", math.nan), ("top_n_sigma", -1.5), ("top_n_sigma", math.inf), ("xtc_probability", -0.1),
+        ("xtc_probability", 1.1), ("xtc_threshold", 2), ("frequency_penalty", math.inf), ("frequency_penalty", "1"),
+        ("presence_penalty", math.nan), ("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2), ("dry_sequence_breakers", ""), ("dry_sequence_breakers", [1]), ("mirostat", 3),
+        ("mirostat", True), ("mirostat_tau", -1), ("mirostat_eta", math.nan), ("adaptive_target", 1.1),
+        ("adaptive_target", -1.1), ("adaptive_decay", 0.991), ("adaptive_decay", -0.1),
+        ("logit_bias", {1.5: 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}), ("logit_bias", 5),
+        ("logit_bias", {1: math.inf}), ("logit_bias", {1: "a"}), ("logit_bias", [1, 2]), ("logit_bias", [(1, 2, 3)]),
+        ("logit_bias", [(1, 2.0), (1, 3.0)]), ("logit_bias", None), ("banned_token_ids", [-1]),
+        ("banned_token_ids", 3), ("min_tokens", -1), ("min_tokens", None), ("n", 0), ("n", None), ("n", 1.0),
+        ("include_stop", 1), ("prompt_logprobs", -1), ("prompt_logprobs", False), ("logits_processors", [3]),
+        ("logits_processors", len), ("logits_processors", None),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_an_error_that_names_the_parameter(name: str, value: object) -> None:
@@ -94,6 +115,13 @@ def test_what_is_found_is_shown_in_short(name: str) -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_min_tokens_above_max_tokens_is_an_error() -> None:
+    """An answer cannot be longer than it may be."""
+    with pytest.raises(SamplingError, match=r"^min_tokens: expected at most max_tokens, 3, got 4$"):
+        SamplingParams(min_tokens=4, max_tokens=3)
+    assert 3 == SamplingParams(min_tokens=3, max_tokens=3).min_tokens
+
+
 def test_an_unknown_name_is_refused_when_made_and_when_changed() -> None:
     """A misspelt parameter is never swallowed."""
     with pytest.raises(TypeError, match="temprature"):
@@ -109,6 +137,8 @@ def test_values_are_stored_as_plain_types() -> None:
     )  # fmt: skip
     assert (0.5, 3, ("x",), (7,), 0, 0) == (p.temperature, p.top_k, p.stop, p.stop_token_ids, p.seed, p.max_tokens)
     assert [float, int, int] == [type(p.temperature), type(p.top_k), type(p.stop_token_ids[0])]
+    p = dataclasses.replace(p, logit_bias={np.int64(3): np.float32(0.5), 4: -np.inf}, logits_processors=[max])
+    assert (((3, 0.5), (4, -np.inf)), (max,)) == (p.logit_bias, p.logits_processors)
     assert p == dataclasses.replace(p)
     assert hash(p) == hash(dataclasses.replace(p))
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -215,13 +245,22 @@ def test_shares_too_small_or_too_near_to_one_for_float32_cut_nothing() -> None:
 @pytest.mark.parametrize("n", [1, 2, 1000, 4096, 5001, 49152])
 @pytest.mark.parametrize("k", [1, 40, 300, 100_000])
 def test_top_k_of_a_long_row_equals_a_stable_sort(n: int, k: int) -> None:
-    """The shortcut for long rows finds exactly the k largest, equal ones by id, and drops what is impossible."""
+    """The shortcut for long rows finds exactly the k largest, equal ones by id, and what is impossible last."""
     logits = np.round(random_row(n, seed=n), 1)  # rounded: many equal values
     logits[:: max(2, n // 3)] = -np.inf
-    expected = [i for i in np.argsort(-logits, kind="stable")[:k] if logits[i] > -np.inf]
+    logits[5::7], logits[6::7] = 0.0, -0.0  # which are equal
+    expected = np.argsort(-logits, kind="stable")[:k].tolist()
     kept = top_k(candidates(logits), k)
     assert expected == kept.ids.tolist()
     assert np.array_equal(logits[expected], kept.logits)
+
+
+@pytest.mark.parametrize("possible", [0, 3, 40, 41, 6000])
+def test_top_k_of_a_row_of_few_possible_tokens(possible: int) -> None:
+    """Where fewer than k tokens are possible, impossible ones fill up to k, as in llama.cpp, lowest id first."""
+    logits = np.full(9000, -np.inf, np.float32)
+    logits[np.random.RandomState(0).permutation(9000)[:possible]] = random_row(possible, seed=possible)
+    assert np.argsort(-logits, kind="stable")[:40].tolist() == top_k(candidates(logits), 40).ids.tolist()
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 9.0])
@@ -270,7 +309,11 @@ def test_a_tiny_temperature_takes_the_likeliest() -> None:
         assert {1} == {sampler.sample(row(1, 30, 29.9999, 2)) for _ in range(50)}
 
 
-CHAINS = [{"temperature": 0}, {}, ALL, {"top_k": 0}, {"repeat_penalty": 1.3}]
+CHAINS = [
+    {"temperature": 0}, {}, ALL, {"top_k": 0}, {"repeat_penalty": 1.3}, {"frequency_penalty": 0.5, "dry_multiplier": 1},
+    {"mirostat": 1}, {"mirostat": 2}, {"adaptive_target": 0.4}, {"typical_p": 0.9}, {"top_n_sigma": 2, "top_k": 0},
+    {"xtc_probability": 1.0, "temperature": 0}, {"dynatemp_range": 0.7, "top_k": 0}, {"logit_bias": {0: 1.0, 2: -2.0}},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -371,63 +414,3 @@ def test_draw_covers_its_ends() -> None:
     """The smallest and the largest random number both fall on a token that is possible."""
     c = candidates(row(-np.inf, 1, 1, -np.inf))
     assert (1, 2) == (draw(c, 2**-64), draw(c, 1 - 2**-53))
-
-
-# ---------------------------------------------------------------------------------------- llama.cpp, live
-
-
-@pytest.mark.parametrize("n", [300, 20_000])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"temperature": 1.7}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0}, {"top_k": 0, "min_p": 0.0, "top_p": 0.5}, ALL,
-     {"repeat_penalty": 1.4, "repeat_last_n": 16}, {"min_p": 0.0, "top_k": 5}, {"temperature": 0}],
-)  # fmt: skip
-def test_a_seed_picks_what_llama_cpp_picks(settings: dict, n: int) -> None:
-    """With one seed, one history and the same rows, the chain chooses llama.cpp's tokens one after another."""
-    llama = pytest.importorskip("llama_cpp")
-    p = SamplingParams(**settings, seed=1234)
-    history = [3, 1, 4, 1, 5]
-    chain = llama_chain(llama, p, n, history)
-    ours = Sampler(p, n)
-    try:
-        for i in range(60):
-            logits = random_row(n, seed=i)
-            expected = llama_choice(llama, chain, logits)
-            assert expected == ours.sample(logits, history), f"row {i}"
-            history.append(expected)
-    finally:
-        llama.llama_sampler_free(chain)
-
-
-def llama_chain(llama, p: SamplingParams, n_vocab: int, history: list[int]):
-    """Build llama.cpp's default chain from the same parameters and show it the history."""
-    if p.greedy:
-        samplers = [llama.llama_sampler_init_greedy()]
-    else:
-        samplers = [
-            llama.llama_sampler_init_penalties(n_vocab, p.repeat_last_n, p.repeat_penalty, 0.0, 0.0),
-            llama.llama_sampler_init_top_k(p.top_k),
-            llama.llama_sampler_init_top_p(p.top_p, 0),
-            llama.llama_sampler_init_min_p(p.min_p, 0),
-            llama.llama_sampler_init_temp_ext(p.temperature, 0.0, 1.0),
-            llama.llama_sampler_init_dist(p.seed),
-        ]
-    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-    for sampler in samplers:
-        llama.llama_sampler_chain_add(chain, sampler)
-    for token in history:
-        llama.llama_sampler_accept(chain, token)
-    return chain
-
-
-def llama_choice(llama, chain, logits: np.ndarray) -> int:
-    """Apply the chain to a row, accept what it selects and return it."""
-    data = np.zeros(logits.size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-    data["id"], data["logit"] = np.arange(logits.size), logits
-    array = llama.llama_token_data_array(
-        data=data.ctypes.data_as(ctypes.POINTER(llama.llama_token_data)), size=logits.size, selected=-1, sorted=False
-    )
-    llama.llama_sampler_apply(chain, ctypes.byref(array))
-    token = int(data["id"][array.selected])
-    llama.llama_sampler_accept(chain, token)
-    return token

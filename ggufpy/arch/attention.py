@@ -84,13 +84,11 @@ class SelfAttention(Rotation):
         """Project, rotate, store in the cache, attend, project back."""
         q, k, v = self.qkv(x, il)
         q, k = self.position(q, k, il)
-        cur = self.attend(q, k, v, il)
-        if self.attn_gate:
-            cur = self.weaken(cur, x, il)
+        cur = self.weaken(self.attend(q, k, v, il), x, il)
         return self.named(self.linear(cur, f"blk.{il}.attn_output"), "attn_out", il)
 
     def weaken(self, cur: Tensor, x: Tensor, il: int) -> Tensor:
-        """Multiply attention's output by a gate made of attention's input, one value for each element or head."""
+        """Multiply attention's output by a gate made of its input, if there is one, one value per element or head."""
         weight = self.w.get(f"blk.{il}.attn_gate.weight")
         if weight is None:
             return cur

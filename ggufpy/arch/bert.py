@@ -7,22 +7,28 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLASSIFIER, NEOX, NORM, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.decoder import CLASSIFIER, NEOX, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
 __all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBert", "NomicBertMoe"]
 
 
-class Bert(Decoder):
+class Encoder(Decoder):
+    """What gives embeddings only, computed from all tokens at once, some with a classifier behind them."""
+
+    cacheless = True
+    logits = False
+    ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
+    partial_rope = True
+
+
+class Bert(Encoder):
     """BERT: embedded positions, a plain FFN with GELU, LayerNorm behind each sum. All tokens are of the first type."""
 
     name = "bert"
     keys = {"n_token_types": REQUIRED}
-    cacheless = True
-    logits = False
-    ignored: ClassVar[tuple[str, ...]] = CLASSIFIER
-    classifier: ClassVar[tuple[str, ...]] = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
+    classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     norm = "layer"
     norm_bias = True
     embedding_norm = True
@@ -32,7 +38,6 @@ class Bert(Decoder):
     output_norm = ""
     sum_norms: ClassVar[tuple[str, str]] = ("attn_output_norm", "layer_output_norm")
     rope: ClassVar[int | None] = None
-    partial_rope = True
     output_bias: ClassVar[Presence] = None
     ffn_gate = False
     ffn_bias: ClassVar[Presence] = None
@@ -137,7 +142,7 @@ class JinaBertV2(Bert):
         return self.activate_fused(gate) if both else super().activate(gate, up, il)
 
 
-class ModernBert(Decoder):
+class ModernBert(Encoder):
     """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
 
     name = "modern-bert"
@@ -145,14 +150,10 @@ class ModernBert(Decoder):
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
     swa_period = 3
     swa_dense_first = True
-    cacheless = True
-    logits = False
-    ignored = CLASSIFIER
     lacking = ("blk.0.attn_norm.weight",)  # embeddings are normalized already
     norm = "layer"
     embedding_norm = True
     rope = NEOX
-    partial_rope = True
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True
@@ -181,17 +182,12 @@ class ModernBert(Decoder):
         return functions.get(name, g.geglu)(both)
 
 
-class NeoBert(Decoder):
+class NeoBert(Encoder):
     """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
 
     name = "neo-bert"
     classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
-    cacheless = True
-    logits = False
-    ignored = CLASSIFIER
     output_norm = "enc.output_norm"
-    rope = NORM
-    partial_rope = True
     qkv_fused = True
     qkv_bias = False
     ffn_fused = True

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Decoder, Has, Moe, Rope, linear
+from ggufpy.arch.decoder import ROUTER, Decoder, Has, Moe, Rope, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
@@ -20,46 +20,16 @@ N_VOCAB_KANANA, N_VOCAB_GLM_LITE = 128256, 154880
 TENTH = np.float32(0.1)
 
 
-def _is_lite(n_layer: int, n_vocab: int) -> bool:
-    """Say whether a model is one of those whose queries are not compressed, whatever `q_lora_rank` says."""
-    return n_layer in (26, 27) or (n_layer == 48 and n_vocab == N_VOCAB_KANANA)
+class LatentAttention(Decoder):
+    """Attention over one compressed vector per token; part of a head rotates, the same for all heads' keys.
 
-
-def _n_lora_q(values: dict[str, Any]) -> Any:
-    return 0 if _is_lite(values["n_layer"] - (values["n_layer_nextn"] or 0), values["n_vocab"]) else REQUIRED
-
-
-class DeepSeek2(Decoder):
-    """DeepSeek 2 and 3, GLM 4.7 Lite: multi-head latent attention; dense layers first, then experts in groups.
-
-    The matrix from the compressed vector to keys is applied to the queries, that to values to attention's output; older
-    files have both as one and give each head its keys and values. Part of a head rotates, the same for all heads' keys.
+    The matrix from the vector to keys is applied to the queries, that to values to attention's output; older files have
+    both as one and give each head its keys and values.
     """
 
-    name = "deepseek2"
-    keys = {
-        "n_layer_dense_lead": 0, "n_lora_q": _n_lora_q, "n_lora_kv": REQUIRED, "n_embd_head_k_mla": 0,
-        "n_embd_head_v_mla": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0,
-        "expert_weights_norm": False, "expert_gating_func": 0, "rope_yarn_log_mul": 0.0, "attn_temperature_scale": 0.0,
-        "attn_temperature_length": 0,
-    }  # fmt: skip
     partial_rope = True
     split_heads = True
-    nextn = True
     qkv_fused = False
-    moe = Moe(normalize=None, bias=None, shared="many", fused=True)
-    tiny = {
-        "n_head_kv": 1, "n_lora_q": 64, "n_lora_kv": 64, "n_rot": 32, "n_embd_head_k": 96, "n_embd_head_v": 64,
-        "n_embd_head_k_mla": 48, "n_embd_head_v_mla": 24,
-    }  # fmt: skip
-    tiny_variants = {
-        "no-gqa": None, "one-kv-head": None, "split-heads": None, "partial-rope": None, "n-lora-q": {"n_lora_q": 0},
-        "kv-b": {
-            "n_head_kv": 4, "n_embd_head_k": 48, "n_embd_head_v": 24, "n_embd_head_k_mla": 0, "n_embd_head_v_mla": 0,
-        },
-        "lite": {"n_layer": 27, "n_embd": 64, "n_ff": 96, "n_ff_exp": 32},
-        "attn-temperature-scale": {"attn_temperature_scale": 0.3, "attn_temperature_length": 8},
-    }  # fmt: skip
 
     def check(self) -> Iterator[str]:
         c = self.c
@@ -74,27 +44,9 @@ class DeepSeek2(Decoder):
         if c.attn_temperature_scale and not c.attn_temperature_length:
             yield "attention.temperature_length: expected at least 1, found 0"
 
-    def adjust(self) -> Config:
-        """Take from the multiplier what converters put in, and the value's width from the compressed vector."""
-        c = self.c
-        multiplier = float(np.float32(c.rope_yarn_log_mul) / TENTH)
-        sigmoid = c.n_layer in (47, 48) and c.n_vocab == N_VOCAB_GLM_LITE and not c.expert_gating_func
-        return replace(
-            c,
-            n_lora_q=0 if _is_lite(c.n_layer, c.n_vocab) else c.n_lora_q,
-            n_embd_head_v=c.n_lora_kv if c.is_mla else c.n_embd_head_v,
-            rope_yarn_log_mul=multiplier,
-            yarn_mscale=self.yarn_mscale(multiplier),
-            expert_gating_func=2 if sigmoid else c.expert_gating_func,
-        )
-
-    def yarn_mscale(self, multiplier: float) -> float:
-        """Return how YaRN stretches what rotates: as all else."""
-        return multiplier
-
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
-        n_head, k, v = c.n_head[il], c.n_embd_head_k_mla or c.n_embd_head_k, c.n_embd_head_v_mla or c.n_embd_head_v
+        c, n_head = self.c, self.c.n_head[il]
+        k, v = c.n_embd_head_k_mla or c.n_embd_head_k, c.n_embd_head_v_mla or c.n_embd_head_v
         if c.n_lora_q:
             yield TensorSpec("attn_q_a.weight", (c.n_embd, c.n_lora_q))
             yield TensorSpec("attn_q_a_norm.weight", (c.n_lora_q,))
@@ -155,10 +107,57 @@ class DeepSeek2(Decoder):
         return self.tempered(q, il), k
 
 
+def _is_lite(n_layer: int, n_vocab: int) -> bool:
+    """Say whether a model is one of those whose queries are not compressed, whatever `q_lora_rank` says."""
+    return n_layer in (26, 27) or (n_layer == 48 and n_vocab == N_VOCAB_KANANA)
+
+
+def _n_lora_q(values: dict[str, Any]) -> Any:
+    return 0 if _is_lite(values["n_layer"] - (values["n_layer_nextn"] or 0), values["n_vocab"]) else REQUIRED
+
+
+class DeepSeek2(LatentAttention):
+    """DeepSeek 2 and 3, GLM 4.7 Lite: latent attention; dense layers first, then experts in groups."""
+
+    name = "deepseek2"
+    keys = {
+        **ROUTER, "n_layer_dense_lead": 0, "n_lora_q": _n_lora_q, "n_lora_kv": REQUIRED, "n_embd_head_k_mla": 0,
+        "n_embd_head_v_mla": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "rope_yarn_log_mul": 0.0,
+        "attn_temperature_scale": 0.0, "attn_temperature_length": 0,
+    }  # fmt: skip
+    nextn = True
+    even_stretch = True  # YaRN stretches what rotates as all else
+    moe = Moe(normalize=None, bias=None, shared="many", fused=True)
+    tiny = {
+        "n_head_kv": 1, "n_lora_q": 64, "n_lora_kv": 64, "n_rot": 32, "n_embd_head_k": 96, "n_embd_head_v": 64,
+        "n_embd_head_k_mla": 48, "n_embd_head_v_mla": 24,
+    }  # fmt: skip
+    tiny_variants = {
+        "no-gqa": None, "one-kv-head": None, "split-heads": None, "partial-rope": None, "n-lora-q": {"n_lora_q": 0},
+        "kv-b": {
+            "n_head_kv": 4, "n_embd_head_k": 48, "n_embd_head_v": 24, "n_embd_head_k_mla": 0, "n_embd_head_v_mla": 0,
+        },
+        "lite": {"n_layer": 27, "n_embd": 64, "n_ff": 96, "n_ff_exp": 32},
+        "attn-temperature-scale": {"attn_temperature_scale": 0.3, "attn_temperature_length": 8},
+    }  # fmt: skip
+
+    def adjust(self) -> Config:
+        """Take from the multiplier what converters put in, and the value's width from the compressed vector."""
+        c = self.c
+        multiplier = float(np.float32(c.rope_yarn_log_mul) / TENTH)
+        sigmoid = c.n_layer in (47, 48) and c.n_vocab == N_VOCAB_GLM_LITE and not c.expert_gating_func
+        return replace(
+            c,
+            n_lora_q=0 if _is_lite(c.n_layer, c.n_vocab) else c.n_lora_q,
+            n_embd_head_v=c.n_lora_kv if c.is_mla else c.n_embd_head_v,
+            rope_yarn_log_mul=multiplier,
+            yarn_mscale=multiplier if self.even_stretch else 1.0,
+            expert_gating_func=2 if sigmoid else c.expert_gating_func,
+        )
+
+
 class Mistral4(DeepSeek2):
     """Mistral 4: YaRN stretches what rotates in its own way."""
 
     name = "mistral4"
-
-    def yarn_mscale(self, multiplier: float) -> float:
-        return 1.0
+    even_stretch = False

@@ -1,4 +1,4 @@
-"""GPT-2, Falcon, StarCoder 2 and their kin: LayerNorm, mostly with biases, and mostly a plain FFN with GELU."""
+"""GPT-2, Falcon, StarCoder 2, Phi 2 and kin: LayerNorm, mostly with biases, and mostly a plain FFN with GELU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "GPT2", "MPT", "Bloom", "CodeShell", "Falcon", "GPTNeoX", "Jais", "Jais2", "Nemotron", "Orion", "PocketTTS",
-    "StableLM", "StarCoder", "StarCoder2",
+    "GPT2", "MPT", "Bloom", "CodeShell", "Falcon", "GPTNeoX", "Jais", "Jais2", "Nemotron", "Orion", "Phi2",
+    "PocketTTS", "StableLM", "StarCoder", "StarCoder2",
 ]  # fmt: skip
 
 
@@ -175,6 +175,18 @@ class PocketTTS(StarCoder2):
     rope = NORM
     output_bias = False
     ffn_bias = False
+
+
+class Phi2(StarCoder2):
+    """Phi 1, 1.5 and 2: attention and FFN side by side, scaled queries, a bias of the output matrix."""
+
+    name = "phi2"
+    tie = False
+    head_bias = True
+    partial_rope = True
+    scale_query = True
+    parallel = "ffn + attn"
+    ffn_norm = ""
 
 
 class Orion(Decoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ggufpy.arch.decoder import NEOX, Decoder, Moe
 
-__all__ = ["Phi2", "Phi3", "PhiMoE"]
+__all__ = ["Phi3", "PhiMoE"]
 
 
 class Phi3(Decoder):
@@ -16,25 +16,6 @@ class Phi3(Decoder):
     rope_factors = "long"
     scale_query = True
     ffn_fused = True
-
-
-class Phi2(Decoder):
-    """Phi 1, 1.5 and 2: LayerNorm, attention and a plain FFN side by side, biases everywhere."""
-
-    name = "phi2"
-    norm = "layer"
-    norm_bias = True
-    tie = False
-    head_bias = True
-    rope = NEOX
-    partial_rope = True
-    scale_query = True
-    output_bias = True
-    parallel = "ffn + attn"
-    ffn_norm = ""
-    ffn_gate = False
-    ffn_bias = True
-    activation = "gelu"
 
 
 class PhiMoE(Phi3):

@@ -15,42 +15,40 @@ from ggufpy.graph import Tensor
 __all__ = ["Qwen3Next", "Qwen35", "Qwen35Moe"]
 
 
-class DeltaNet(Hybrid):
-    """Qwen 3.5 but for its rotation: attention's output is weighed by a gate that the queries' matrix brings along."""
+class GatedAttention(Hybrid):
+    """Attention whose output is weighed by a gate that the queries' matrix brings along."""
 
-    SSM: ClassVar[Mapping[str, Any]] = {
-        "ssm_d_conv": REQUIRED, "ssm_d_inner": REQUIRED, "ssm_d_state": REQUIRED, "ssm_dt_rank": REQUIRED,
-        "ssm_n_group": REQUIRED, "is_recurrent": (), "full_attention_interval": 4,
-    }  # fmt: skip
-    ffn_norm = "post_attention_norm"
     qk_norm = "head"
     partial_rope = True
-    ffn_scale = True
-    crop = "last"
-    nextn = True
-    tiny = {
-        "n_layer": 4, "ssm_d_conv": 4, "ssm_d_inner": 128, "ssm_d_state": 32, "ssm_dt_rank": 4, "ssm_n_group": 2,
-    }  # fmt: skip
-    tiny_variants = {
-        "interval": {"full_attention_interval": 2},
-        "recurrent-layers": {"is_recurrent": [False, True, True, True]},
-        "as-many-heads": {"ssm_n_group": 4},
-        "nextn": {"n_layer": 5, "n_layer_nextn": 1},
-    }
 
-    def check(self) -> Iterator[str]:
+    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         c = self.c
-        if c.ssm_d_inner != c.ssm_d_state * c.ssm_dt_rank:
-            yield f"ssm.inner_size: expected {c.ssm_dt_rank} heads of {c.ssm_d_state}, found {c.ssm_d_inner}"
-        if c.ssm_dt_rank % c.ssm_n_group:
-            yield f"ssm.group_count: expected a divisor of {c.ssm_dt_rank} (ssm.time_step_rank), found {c.ssm_n_group}"
+        extra = c.n_embd_head_k * c.n_head[il]  # the gate's
+        for spec in super().attention_tensors(il, has):
+            if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
+                spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
+            yield spec
 
-    def adjust(self) -> Config:
-        """Take the heads of keys and values from recurrent layers."""
-        c = self.c
-        step = c.full_attention_interval
-        recurrent = c.is_recurrent or [(il + 1) % step != 0 for il in range(c.n_layer)]
-        return replace(c, n_head_kv=tuple(0 if r else n for r, n in zip(recurrent, c.n_head_kv, strict=True)))
+    def weaken(self, cur: Tensor, x: Tensor, il: int) -> Tensor:
+        gate = self.g.cont_2d(self.gate, *cur.ne[:2])
+        return self.g.mul(self.named(cur, "attn_pregate", il), self.g.sigmoid(gate))
+
+    def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Project to queries and their gates, which lie head by head in one matrix, keys and values."""
+        g, c, blk, n_tokens, d = self.g, self.c, f"blk.{il}", x.ne[1], self.c.n_embd_head_k
+        heads = (2 * c.n_head[il], c.n_head_kv[il], c.n_head_kv[il])
+        if f"{blk}.attn_qkv.weight" in self.w:
+            y, at = self.fused_qkv(x, blk), (0, heads[0], heads[0] + heads[1])
+            parts = [g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], d * 4 * i)) for n, i in zip(heads, at, strict=True)]
+        else:
+            parts = [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
+        q, k, v = (g.reshape_3d(part, d, n, n_tokens) for part, n in zip(parts, heads, strict=True))
+        q, self.gate = (g.view_3d(q, d, c.n_head[il], n_tokens, 2 * d * 4, q.nb[2], i * d * 4) for i in (0, 1))
+        return q, k, v
+
+
+class DeltaRule(GatedAttention):
+    """Recurrent layers keep a matrix for each head, which the gated delta rule changes (arXiv:2412.06464)."""
 
     def states(self) -> Mapping[int, Mapping[str, int]]:
         c = self.c
@@ -61,14 +59,6 @@ class DeltaNet(Hybrid):
         """Return how many values queries, keys and values have together."""
         c = self.c
         return c.ssm_d_inner + 2 * c.ssm_n_group * c.ssm_d_state
-
-    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
-        extra = c.n_embd_head_k * c.n_head[il]  # the gate's
-        for spec in super().attention_tensors(il, has):
-            if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
-                spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
-            yield spec
 
     def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         c = self.c
@@ -86,39 +76,6 @@ class DeltaNet(Hybrid):
         yield TensorSpec("ssm_a", (c.ssm_dt_rank,))
         yield TensorSpec("ssm_norm.weight", (c.ssm_d_state,))
         yield from linear("ssm_out", c.ssm_d_inner, c.n_embd, False)
-
-    def nextn_config(self) -> Config:
-        return replace(self.c, n_head_kv=(max(self.c.n_head_kv),) * self.c.n_layer)
-
-    # ------------------------------------------------------------------------------------------------------ attention
-
-    def attention(self, x: Tensor, il: int) -> Tensor:
-        if not self.c.n_head_kv[il]:
-            return self.recur(x, il)
-        (q, gate), k, v = self.gated_qkv(x, il)
-        q, k = self.position(q, k, il)
-        cur = self.named(self.attend(q, k, v, il), "attn_pregate", il)
-        cur = self.g.mul(cur, self.g.sigmoid(self.g.cont_2d(gate, *cur.ne[:2])))
-        return self.named(self.linear(cur, f"blk.{il}.attn_output"), "attn_output", il)
-
-    def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-        (q, _), k, v = self.gated_qkv(x, il)
-        return q, k, v
-
-    def gated_qkv(self, x: Tensor, il: int) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-        """Project to queries and their gates, which lie head by head in one matrix, keys and values."""
-        g, c, blk, n_tokens, d = self.g, self.c, f"blk.{il}", x.ne[1], self.c.n_embd_head_k
-        heads = (2 * c.n_head[il], c.n_head_kv[il], c.n_head_kv[il])
-        if f"{blk}.attn_qkv.weight" in self.w:
-            y, at = self.fused_qkv(x, blk), (0, heads[0], heads[0] + heads[1])
-            parts = [g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], d * 4 * i)) for n, i in zip(heads, at, strict=True)]
-        else:
-            parts = [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
-        q, k, v = (g.reshape_3d(part, d, n, n_tokens) for part, n in zip(parts, heads, strict=True))
-        both = [g.view_3d(q, d, c.n_head[il], n_tokens, 2 * d * 4, q.nb[2], i * d * 4) for i in (0, 1)]
-        return (both[0], both[1]), k, v
-
-    # ------------------------------------------------------------------------------------------------- the delta rule
 
     def recur(self, x: Tensor, il: int) -> Tensor:
         """Convolve queries, keys and values, let them change the state by the gated delta rule, and read it."""
@@ -164,6 +121,45 @@ class DeltaNet(Hybrid):
     def spread(self, x: Tensor) -> Tensor:
         """Do what heads of queries and keys need that are fewer than those of values: nothing, the rule takes turns."""
         return x
+
+
+class DeltaNet(DeltaRule):
+    """Qwen 3.5 but for its rotation."""
+
+    SSM: ClassVar[Mapping[str, Any]] = {
+        "ssm_d_conv": REQUIRED, "ssm_d_inner": REQUIRED, "ssm_d_state": REQUIRED, "ssm_dt_rank": REQUIRED,
+        "ssm_n_group": REQUIRED, "is_recurrent": (), "full_attention_interval": 4,
+    }  # fmt: skip
+    ffn_norm = "post_attention_norm"
+    ffn_scale = True
+    crop = "last"
+    nextn = True
+    tiny = {
+        "n_layer": 4, "ssm_d_conv": 4, "ssm_d_inner": 128, "ssm_d_state": 32, "ssm_dt_rank": 4, "ssm_n_group": 2,
+    }  # fmt: skip
+    tiny_variants = {
+        "interval": {"full_attention_interval": 2},
+        "recurrent-layers": {"is_recurrent": [False, True, True, True]},
+        "as-many-heads": {"ssm_n_group": 4},
+        "nextn": {"n_layer": 5, "n_layer_nextn": 1},
+    }
+
+    def check(self) -> Iterator[str]:
+        c = self.c
+        if c.ssm_d_inner != c.ssm_d_state * c.ssm_dt_rank:
+            yield f"ssm.inner_size: expected {c.ssm_dt_rank} heads of {c.ssm_d_state}, found {c.ssm_d_inner}"
+        if c.ssm_dt_rank % c.ssm_n_group:
+            yield f"ssm.group_count: expected a divisor of {c.ssm_dt_rank} (ssm.time_step_rank), found {c.ssm_n_group}"
+
+    def adjust(self) -> Config:
+        """Take the heads of keys and values from recurrent layers."""
+        c = self.c
+        step = c.full_attention_interval
+        recurrent = c.is_recurrent or [(il + 1) % step != 0 for il in range(c.n_layer)]
+        return replace(c, n_head_kv=tuple(0 if r else n for r, n in zip(recurrent, c.n_head_kv, strict=True)))
+
+    def nextn_config(self) -> Config:
+        return replace(self.c, n_head_kv=(max(self.c.n_head_kv),) * self.c.n_layer)
 
 
 class Qwen35(DeltaNet):

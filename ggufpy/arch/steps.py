@@ -90,7 +90,6 @@ class Steps:
         if inputs:
             self.inputs = inputs
             self.g, self.graph, self.w = inputs.g, inputs.graph, inputs.weights
-        self.q_scale: Tensor | None = None
 
     def named(self, x: Tensor, name: str, il: int = -1) -> Tensor:
         """Give a node llama.cpp's name."""

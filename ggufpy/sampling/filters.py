@@ -1,0 +1,270 @@
+"""Candidates → candidates: what leaves tokens out, or changes how far apart their logits are.
+
+A token is left out by taking it from the candidates or by a logit of -inf, whichever llama.cpp does: how many there are
+counts in an entropy's bound. Does not own what is done to single tokens before (rows.py), nor the draw (draws.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "NEG_INF",
+    "Candidates",
+    "Floats",
+    "Ids",
+    "candidates",
+    "dynamic_temperature",
+    "in_order",
+    "largest",
+    "logarithm",
+    "min_p",
+    "probabilities",
+    "temperature",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typical_p",
+    "weights",
+    "xtc",
+]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+NEG_INF = np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Hold the tokens still to choose from: `ids[i]` has `logits[i]`. `ordered`: the likeliest comes first."""
+
+    ids: Ids
+    logits: Floats
+    ordered: bool = False
+
+    def take(self, index: Any, *, ordered: bool) -> Candidates:
+        """Return the candidates that a NumPy index selects."""
+        return Candidates(self.ids[index], self.logits[index], ordered)
+
+
+def candidates(row: Floats) -> Candidates:
+    """Return every token of a row of logits, shape [n_vocab], as a candidate."""
+    return Candidates(_all_ids(row.size), row)
+
+
+@lru_cache(maxsize=4)
+def _all_ids(n: int) -> Ids:
+    ids = np.arange(n)
+    ids.flags.writeable = False
+    return ids
+
+
+# ------------------------------------------------------------------------------------------------- leaving out
+
+
+def top_n_sigma(c: Candidates, n: float) -> Candidates:
+    """Make logits more than n standard deviations below the largest impossible; n of 0 or less keeps all.
+
+    From "Top-nσ: Not All Logits Are You Need" (arXiv:2411.07641); the mean is that of the logits above -inf.
+    """
+    if (width := np.float32(n)) <= 0 or c.ids.size < 2:
+        return c
+    possible = c.logits if c.logits.min() > NEG_INF else c.logits[c.logits > NEG_INF]
+    count = np.float32(possible.size)
+    squares = possible - np.cumsum(possible)[-1] / count
+    squares *= squares
+    deviation = np.sqrt(np.cumsum(squares)[-1] / count)
+    with np.errstate(over="ignore"):
+        floor = c.logits.max() - width * deviation
+    return Candidates(c.ids, np.where(c.logits < floor, NEG_INF, c.logits), c.ordered)
+
+
+def top_k(c: Candidates, k: int) -> Candidates:
+    """Keep the k largest logits, largest first and lowest id first among equals; k below 1 keeps all."""
+    if k < 1:
+        return c
+    return c.take(slice(k) if c.ordered else largest(c.logits, k), ordered=True)
+
+
+def typical_p(c: Candidates, p: float) -> Candidates:
+    """Keep the candidates whose surprise is nearest to the mean until they reach more than p; p of 1 keeps all.
+
+    From "Locally Typical Sampling" (arXiv:2202.00666). The nearest comes first, the likelier among equals.
+    """
+    if (enough := np.float32(p)) >= 1:
+        return c
+    c = in_order(c)
+    shares = probabilities(c)
+    nearness = -np.abs(-logarithm(shares) - _entropy(shares))
+    return c.take(_until(shares, nearness, enough, "right"), ordered=False)
+
+
+def top_p(c: Candidates, p: float) -> Candidates:
+    """Keep the likeliest candidates until their probabilities reach p, at least one; p of 1 or more keeps all."""
+    if (enough := np.float32(p)) >= 1:
+        return c
+    shares = probabilities(c)
+    if c.ordered:
+        return c.take(slice(int(np.cumsum(shares).searchsorted(enough)) + 1), ordered=True)
+    return c.take(_until(shares, c.logits, enough, "left"), ordered=True)
+
+
+def min_p(c: Candidates, p: float) -> Candidates:
+    """Keep candidates at least p times as probable as the likeliest, and always that one; p of 0 or less keeps all."""
+    if (share := np.float32(p)) <= 0:
+        return c
+    best = 0 if c.ordered else int(c.logits.argmax())
+    keep = c.logits >= c.logits[best] + np.float32(math.log(share))
+    keep[best] = True
+    return c.take(keep, ordered=c.ordered)
+
+
+def xtc(c: Candidates, threshold: float) -> Candidates:
+    """Leave out the likeliest candidates down to the last one at least as probable as the threshold, which stays.
+
+    "Exclude top choices", by p-e-w (text-generation-webui, pull request 6335). The chance is the caller's.
+    """
+    c = in_order(c)
+    top_choices = np.count_nonzero(probabilities(c) >= np.float32(threshold))
+    return c.take(slice(max(0, top_choices - 1), None), ordered=True)
+
+
+# -------------------------------------------------------------------------------------------------- temperature
+
+
+def temperature(c: Candidates, t: float) -> Candidates:
+    """Divide the logits by the temperature; at 0 or less only the likeliest stays possible."""
+    divisor = np.float32(t)
+    if divisor <= 0:
+        logits = np.full_like(c.logits, NEG_INF)
+        best = c.logits.argmax()
+        logits[best] = c.logits[best]
+        return Candidates(c.ids, logits, c.ordered)
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = c.logits / divisor
+        if not np.isfinite(logits.max()):  # so cold that the quotient overflows: only differences matter
+            logits = (c.logits - c.logits.max()) / divisor
+    return Candidates(c.ids, logits, c.ordered)
+
+
+def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
+    """Divide the logits by a temperature from t - spread (0 at least) to t + spread: the less certain the hotter.
+
+    It rises with the entropy's share of the largest possible one, to the power of `exponent` (arXiv:2309.02772).
+    """
+    if c.ids.size < 2:
+        return c
+    c = in_order(c)
+    middle, half = np.float32(t), np.float32(spread)
+    with np.errstate(over="ignore"):
+        cold, hot = max(np.float32(0), middle - half), middle + half
+        bound = -logarithm(np.float32(1) / np.float32(c.ids.size))
+        rise = np.power(np.float64(_entropy(probabilities(c)) / bound), np.float64(np.float32(exponent)))
+        return temperature(c, cold + (hot - cold) * np.float32(rise))
+
+
+# -------------------------------------------------------------------------------- probabilities, sums and orders
+
+
+def probabilities(c: Candidates) -> Floats:
+    """Return the softmax of the candidates' logits, float32, in their order."""
+    shares = weights(c)
+    shares /= np.cumsum(shares)[-1]  # the sequential float32 sum of llama_sampler_softmax_impl
+    return shares
+
+
+def weights(c: Candidates) -> Floats:
+    """Return exp(logit - largest) of each candidate, rounded once to float32 as a good C library's expf does."""
+    peak = c.logits[0] if c.ordered else c.logits.max()
+    parts: Floats = c.logits - peak
+    return np.exp(parts, out=parts, dtype=np.float64, casting="same_kind")
+
+
+def logarithm(values: Any) -> Floats:
+    """Return natural logarithms, rounded once to float32 as a good C library's logf does; -inf of 0."""
+    with np.errstate(divide="ignore"):
+        result: Floats = np.log(values, dtype=np.float64).astype(np.float32)
+    return result
+
+
+def _entropy(shares: Floats) -> np.float32:
+    """Return the mean surprise in nats, summed one after another; what is impossible does not count."""
+    shares = shares[shares > 0]
+    entropy: np.float32 = np.cumsum(-shares * logarithm(shares))[-1]
+    return entropy
+
+
+def in_order(c: Candidates) -> Candidates:
+    """Return the candidates likeliest first, lowest place first among equals."""
+    return c if c.ordered else c.take(_descending(c.logits), ordered=True)
+
+
+def _until(shares: Floats, keys: Floats, enough: np.float32, side: Any) -> Ids:
+    """Return the places of the largest keys whose shares reach ("left") or exceed ("right") enough; else all places."""
+    n = 256
+    while True:
+        order = largest(keys, n)
+        # The running sum is float32 and sequential, as llama.cpp's: at a boundary its last bit decides.
+        kept = int(np.cumsum(shares[order]).searchsorted(enough, side=side)) + 1
+        if kept <= order.size or n >= keys.size:
+            return order[:kept]
+        n *= 8
+
+
+def largest(values: Floats, k: int) -> Ids:
+    """Return the places of the k largest values, largest first, lowest place first among equals."""
+    if k >= values.size:
+        return _descending(values)
+    places = _contenders(values, k)
+    places = places[_descending(values[places])[:k]]
+    if places.size < k:
+        places = np.concatenate((places, np.flatnonzero(values == NEG_INF)[: k - places.size]))
+    return places
+
+
+def _contenders(values: Floats, k: int) -> Ids:
+    """Return, rising, the places of the k largest values and, in a long row, hardly any more; none of -inf.
+
+    A long row is cut into a grid. What k of its columns' largest reach is a floor under the k largest values, and only
+    columns that reach it are looked into: one pass over the row, and a little more.
+    """
+    columns = max(4096, 8 * k)
+    rows = values.size // columns
+    if rows < 4:
+        floor = np.partition(values, -k)[-k]
+        return np.flatnonzero(values >= floor if floor > NEG_INF else values > NEG_INF)
+    body = rows * columns
+    grid = values[:body].reshape(rows, columns)
+    tops = grid.max(axis=0)
+    floor = np.partition(tops, -k)[-k]
+    if floor == NEG_INF:
+        return np.flatnonzero(values > NEG_INF)
+    reach = np.flatnonzero(tops >= floor)
+    row, column = np.divmod(np.flatnonzero(grid.take(reach, axis=1) >= floor), reach.size)
+    places = row * columns + reach[column]
+    if body == values.size:
+        return places
+    return np.concatenate((places, body + np.flatnonzero(values[body:] >= floor)))
+
+
+def _descending(values: Floats) -> Ids:
+    """Return the places of the values, largest first, lowest place first among equals."""
+    if values.size < 4096:
+        return np.argsort(-values, kind="stable")
+    # A stable sort of floats is slow; value and place packed into one integer need none.
+    bits = (values + np.float32(0)).view(np.int32)  # adding makes -0 a plain 0
+    bits ^= ~(bits >> 31) & np.int32(0x7FFFFFFF)  # read as unsigned it now grows as the value falls
+    keys = bits.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(values.size, dtype=np.uint64)
+    keys.sort()
+    keys &= np.uint64(0xFFFFFFFF)
+    places: Ids = keys.astype(np.intp)
+    return places
