@@ -230,8 +230,9 @@ def score(session: Session, pairs: Sequence[tuple[Ids, Ids]]) -> list[Score]:
     as many as there are sequences, what these have in common at their beginning before them and once too. The row
     behind a prompt serves all its continuations, so those of one token cost nothing more.
 
-    Raises ValueError for an empty prompt or continuation, unknown ids and less than three sequences, ContextLengthError,
-    before anything is computed, for a pair that does not fit a sequence, and SamplingError where logits are NaN.
+    Raises ValueError for an empty prompt or continuation, unknown ids and less than three sequences,
+    ContextLengthError, before anything is computed, for a pair that does not fit a sequence, and SamplingError where
+    logits are NaN.
     """
     if session.options.n_seq_max < MIN_SEQUENCES:
         raise ValueError(f"session: expected {MIN_SEQUENCES} sequences at least, got {session.options.n_seq_max}")

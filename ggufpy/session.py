@@ -349,15 +349,14 @@ class Session:
                     self._memory.trim(part.seq_id, 0)
                     self._tokens[part.seq_id].clear()
 
-    def _pooled(self, parts: list[Part], pooling: Pooling) -> FloatArray:
+    def _pooled(self, parts: list[Part], pooling: Pooling) -> list[FloatArray]:
         """Compute one micro-batch and return a row for each part."""
         self._check_one_micro_batch(parts)
         ubatch = micro_batch(parts, [Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)])
         placements = self._memory.place(ubatch)
         if placements is None:
             raise self._no_room(parts)
-        rows: FloatArray = self._run_micro_batch(ubatch, placements, pooling).copy()
-        return rows
+        return [row.copy() for row in self._run_micro_batch(ubatch, placements, pooling)]
 
     def _decode(self, parts: list[Part], output: Output, copy: bool = True) -> None:
         """Compute a batch, micro-batch by micro-batch."""

@@ -39,7 +39,8 @@ LIVE = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason=
 
 # What llama-perplexity printed for tests/data/perplexity.txt after each window, and its final estimate. Made with the
 # tool of the pinned llama.cpp on the machine of the committed dumps:
-#   llama-perplexity -m MODEL -f tests/data/perplexity.txt --no-repack [-c 256 -b 512 --chunks 3 | -c 256 -b 128 --chunks 2]
+#   llama-perplexity -m MODEL -f tests/data/perplexity.txt --no-repack, with nothing more (-c 512 -b 2048),
+#   with -c 256 -b 512 --chunks 3, and with -c 256 -b 128 --chunks 2
 # --no-repack: weights as they are in the file, as ours are when they are mapped.
 MADE_ON = read_dump(Path(__file__).parent / "reference" / "dumps" / "real" / "smollm2-fa1.npz").meta["machine"]
 PRINTED: list[tuple[str, dict[str, int], str, str]] = [
@@ -558,11 +559,12 @@ def test_batches_of_embeddings_have_llama_cpps_bits(name: str, pooling: Any, tin
     # with fewer sequences than tokens llama.cpp aborts for the mean, as it reserves graphs that drop rows before it
     options = {"n_ctx": 256, "n_seq_max": 64, "n_ubatch": 64, "kv_unified": True, "n_threads": 1}
     theirs, ours = ReferenceModel(tiny(name)), Model.load(tiny(name))
-    with theirs, ours, theirs.session(**options, embeddings=True, pooling=pooling) as reference:
-        with ours.session(**options) as session:
-            for texts in ([ids(20), ids(7, 1), ids(1, 2)], [ids(5, 3), ids(30, 4)], [ids(1)]):
-                expected, found = reference.embed_batch(texts), session.embed_batch(enumerate(texts), pooling=pooling)
-                assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+    reference = theirs.session(**options, embeddings=True, pooling=pooling)
+    with theirs, ours, reference, ours.session(**options) as session:
+        for texts in ([ids(20), ids(7, 1), ids(1, 2)], [ids(5, 3), ids(30, 4)], [ids(1)]):
+            expected = reference.embed_batch(texts)
+            found = session.embed_batch(enumerate(texts), pooling=pooling)
+            assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @LIVE
@@ -577,12 +579,12 @@ def test_ranks_have_llama_cpps_bits(name: str, tiny: Tiny) -> None:
     for variant in ({}, {"bias": True, "extra": two}, {"extra": two | mean}):
         path = tiny(name, classifier=True, **variant)
         theirs, ours = ReferenceModel(path), Model.load(path)
-        with theirs, ours, theirs.session(**options, embeddings=True, pooling="rank") as reference:
-            with ours.session(**options) as session:
-                for texts in ([ids(20), ids(7, 1), ids(1, 2)], [ids(30, 4)]):
-                    expected = reference.embed_batch(texts)
-                    found = session.embed_batch(enumerate(texts), pooling="rank")
-                    assert all(same(a, b) for a, b in zip(expected, found, strict=True)), variant
+        reference = theirs.session(**options, embeddings=True, pooling="rank")
+        with theirs, ours, reference, ours.session(**options) as session:
+            for texts in ([ids(20), ids(7, 1), ids(1, 2)], [ids(30, 4)]):
+                expected = reference.embed_batch(texts)
+                found = session.embed_batch(enumerate(texts), pooling="rank")
+                assert all(same(a, b) for a, b in zip(expected, found, strict=True)), variant
 
 
 @LIVE

@@ -28,7 +28,7 @@ class Bert(Encoder):
 
     name = "bert"
     keys = {"n_token_types": REQUIRED}
-    classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
+    classifier: ClassVar[tuple[str, ...]] = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     norm = "layer"
     norm_bias = True
     embedding_norm = True
