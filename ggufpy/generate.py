@@ -1,24 +1,20 @@
 """From prompt ids to an answer, in three layers: logits → token ids → text → completion.
 
 `Sampler` (sampling/) chooses a token from a row of logits, `TextAssembler` turns tokens into text that may be shown,
-`Generation` puts both together into the chunks of one completion and knows no session; `stream` feeds it with rows.
-Batching and speculation feed many `Generation`s from one context and need nothing else of this file changed.
-Knows no files, no models and no templates: prompts come as token ids, chat's too.
+`Generation` puts both together into the chunks of one completion. It is fed with rows, by engine.py.
+Knows no sessions, no files, no models and no templates: prompts come as token ids, chat's too.
 """
 
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, Protocol
-from weakref import WeakKeyDictionary
 
 from ggufpy.answers import Answer, parse_answer
-from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
-from ggufpy.reuse import keep_prefix
+from ggufpy.errors import ContextLengthError, SamplingError
 from ggufpy.sampling import Floats, Sampler, SamplingParams, TokenLogprob, sequence_breakers, token_logprob
 
 __all__ = [
@@ -27,14 +23,10 @@ __all__ = [
     "DecodeStream",
     "FinishReason",
     "Generation",
-    "SequenceDecoder",
     "TextAssembler",
     "TextDecoder",
     "Timings",
     "Usage",
-    "complete",
-    "complete_all",
-    "stream",
 ]
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -63,26 +55,6 @@ class TextDecoder(Protocol):
     def decode_stream(self, *, continues: bool = False) -> DecodeStream: ...
     def token_to_piece(self, id: int, /) -> bytes: ...  # this and the next are needed for DRY's breakers alone
     def encode(self, text: bytes, /, *, add_special: bool) -> Sequence[int]: ...
-
-
-class SequenceDecoder(Protocol):
-    """The part of a session that generation needs."""
-
-    @property
-    def n_ctx_seq(self) -> int:
-        """The tokens that one sequence has room for."""
-
-    def tokens(self, seq_id: int = 0) -> Sequence[int]:
-        """Return the token ids that the sequence holds, in order."""
-
-    def n_past(self, seq_id: int = 0) -> int:
-        """Return how many tokens the sequence holds."""
-
-    def trim(self, seq_id: int, n: int) -> None:
-        """Keep the first n tokens of the sequence. ContextLengthError, with nothing changed, where that cannot be."""
-
-    def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> Floats:
-        """Append tokens to the sequence and return the logits after the last, float32 [1, n_vocab]."""
 
 
 # --------------------------------------------------------------------------------------------------- the results
@@ -235,12 +207,19 @@ class Generation:
     """Carry one sequence from its prompt to its completion, a row of logits at a time."""
 
     def __init__(
-        self, tokenizer: TextDecoder, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, n_ctx: int
+        self,
+        tokenizer: TextDecoder,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        n_ctx: int,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Check the request; nothing is computed yet.
 
-        `n_ctx`: the tokens that the sequence has room for, the prompt's included. Raises ContextLengthError for a
-        longer prompt, SamplingError for an empty one or a token id outside the vocabulary.
+        `n_ctx`: the tokens that the sequence has room for, the prompt's included. `clock`: the time in seconds, which
+        may leave out what others spend. Raises ContextLengthError for a longer prompt, SamplingError for an empty one
+        or a token id outside the vocabulary.
         """
         params = params or SamplingParams()
         _check_supported(params)
@@ -257,31 +236,32 @@ class Generation:
         self._n_top = params.logprobs
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._clock = _Clock()
+        self._clock = _Clock(clock)
 
     @property
     def full(self) -> bool:
         """Say whether no further token may be chosen."""
         return len(self.history) >= self._limit
 
+    @property
+    def room(self) -> int:
+        """The tokens that may still be chosen."""
+        return self._limit - len(self.history)
+
     def start(self) -> None:
         """Start the clock."""
-        self._clock.started = perf_counter()
+        self._clock.started = self._clock.now()
 
     def prompt_done(self, n_cached: int, cache_miss_reason: str | None = None) -> None:
         """Note that the prompt is computed, all but the `n_cached` tokens that were there, and why they are no more."""
         self.n_cached, self.cache_miss_reason = n_cached, cache_miss_reason
-        self._clock.prompt_done = perf_counter()
-
-    def paused(self, seconds: float) -> None:
-        """Leave out time that somebody else spent."""
-        self._clock.elsewhere += seconds
+        self._clock.prompt_done = self._clock.now()
 
     def advance(self, row: Floats) -> CompletionChunk:
         """Choose the next token from the logits after the last one, float32 [n_vocab or more]."""
         token = self._sampler.sample(row, self.history)
         if self._clock.first_token is None:
-            self._clock.first_token = perf_counter()
+            self._clock.first_token = self._clock.now()
         if token in self._ends:
             return self.finish("stop", token)
         self.history.append(token)
@@ -353,27 +333,25 @@ def _sampler(tokenizer: TextDecoder, params: SamplingParams, ends: frozenset[int
 
 
 def _check_supported(params: SamplingParams) -> None:
-    if params.n != 1:
-        raise SamplingError(f"n: several answers to one prompt are not supported yet, got {params.n}")
     if params.prompt_logprobs is not None:
         raise SamplingError("prompt_logprobs: not supported yet, expected None")
 
 
 class _Clock:
-    """Times of one generation, as perf_counter gives them."""
+    """Times of one generation, as `now` gives them."""
 
-    __slots__ = ("elsewhere", "first_token", "prompt_done", "started")
+    __slots__ = ("first_token", "now", "prompt_done", "started")
 
-    def __init__(self) -> None:
-        self.started = self.prompt_done = perf_counter()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.started = self.prompt_done = now()
         self.first_token: float | None = None
-        self.elsewhere = 0.0
 
     def timings(self, n_computed: int, n_chosen: int) -> Timings:
         """Return the times up to now."""
         prompt_s = max(0.0, self.prompt_done - self.started)
         first = self.first_token
-        decode_s = 0.0 if first is None else perf_counter() - first - self.elsewhere
+        decode_s = 0.0 if first is None else self.now() - first
         return Timings(
             prompt_s=prompt_s,
             ttft_s=None if first is None else first - self.started,
@@ -381,115 +359,3 @@ class _Clock:
             prompt_tokens_per_s=n_computed / prompt_s if prompt_s else 0.0,
             decode_tokens_per_s=(n_chosen - 1) / decode_s if n_chosen > 1 and decode_s else 0.0,
         )
-
-
-# ----------------------------------------------------------------------------------------------- on one session
-
-
-def stream(
-    session: SequenceDecoder,
-    tokenizer: TextDecoder,
-    prompt_ids: Sequence[int],
-    params: SamplingParams | None = None,
-    *,
-    seq_id: int = 0,
-    cancel: threading.Event | None = None,
-) -> Generator[CompletionChunk, None, None]:
-    """Generate on one sequence of a session, a chunk for each token.
-
-    The request is checked at once; computing begins with the first chunk. What the sequence holds already is reused
-    as far as the prompt begins with it. Closing or dropping the generator leaves the session usable. Setting `cancel`,
-    from any thread, ends the answer before the next token. One thread at a time may advance it: a second gets
-    Python's ValueError. Raises as `Generation` does, and GgufpyError when the sequence is changed by somebody else.
-    """
-    return _run(session, Generation(tokenizer, prompt_ids, params, n_ctx=session.n_ctx_seq), seq_id, cancel)
-
-
-def complete(
-    session: SequenceDecoder,
-    tokenizer: TextDecoder,
-    prompt_ids: Sequence[int],
-    params: SamplingParams | None = None,
-    *,
-    seq_id: int = 0,
-    cancel: threading.Event | None = None,
-) -> Completion:
-    """Generate a whole answer: the completion in the last chunk of `stream`, with its arguments and errors."""
-    return _completion(stream(session, tokenizer, prompt_ids, params, seq_id=seq_id, cancel=cancel))
-
-
-def complete_all(
-    session: SequenceDecoder,
-    tokenizer: TextDecoder,
-    prompts: Iterable[Sequence[int]],
-    params: SamplingParams | None = None,
-    *,
-    seq_id: int = 0,
-    reuse: bool = False,
-    cancel: threading.Event | None = None,
-) -> list[Completion]:
-    """Generate an answer to each prompt, in order. All are checked before the first is computed.
-
-    Each answer is what the prompt gets alone, to the last bit, unless `reuse` lets a prompt build on what the sequence
-    holds from before.
-    """
-    streams = [stream(session, tokenizer, ids, params, seq_id=seq_id, cancel=cancel) for ids in prompts]
-    completions = []
-    for chunks in streams:  # one after another; batching replaces this loop
-        if not reuse:
-            session.trim(seq_id, 0)
-        completions.append(_completion(chunks))
-    return completions
-
-
-def _run(
-    session: SequenceDecoder, generation: Generation, seq_id: int, cancel: threading.Event | None
-) -> Generator[CompletionChunk, None, None]:
-    """Feed the generation with the session's rows until it ends."""
-    if cancel is not None and cancel.is_set():
-        yield generation.finish("cancelled")
-        return
-    generation.start()
-    prompt = generation.history[:]
-    _writers.setdefault(session, {})[seq_id] = writer = object()
-    n_cached, reason = keep_prefix(session, prompt, seq_id)
-    row = _decode(session, prompt[n_cached:], seq_id, len(prompt), writer)
-    generation.prompt_done(n_cached, reason)
-    if generation.full:
-        yield generation.finish("length")
-        return
-    while (chunk := generation.advance(row)).completion is None:
-        handed_over = perf_counter()
-        yield chunk
-        generation.paused(perf_counter() - handed_over)
-        if cancel is not None and cancel.is_set():
-            yield generation.finish("cancelled")
-            return
-        try:
-            row = _decode(session, chunk.token_ids, seq_id, len(generation.history), writer)
-        except ContextLengthError:  # other sequences have filled a cache shared with them
-            yield generation.finish("length")
-            return
-    yield chunk
-
-
-_writers: WeakKeyDictionary[SequenceDecoder, dict[int, object]] = WeakKeyDictionary()
-"""Who generates on each sequence: the last that began to."""
-
-
-def _decode(session: SequenceDecoder, token_ids: Sequence[int], seq_id: int, n_expected: int, writer: object) -> Floats:
-    """Append tokens and return the logits after them, sure that nobody else wrote to the sequence meanwhile."""
-    row: Floats = session.decode(token_ids, seq_id=seq_id)[-1]
-    if (n_past := session.n_past(seq_id)) != n_expected or _writers[session][seq_id] is not writer:
-        found = f"found {n_past}" if n_past != n_expected else "found those of another prompt"
-        raise GgufpyError(
-            f"sequence {seq_id} was changed while it was being generated: expected {n_expected} tokens, {found}"
-        )
-    return row
-
-
-def _completion(chunks: Iterable[CompletionChunk]) -> Completion:
-    for chunk in chunks:
-        if chunk.completion is not None:
-            return chunk.completion
-    raise AssertionError("a stream ends with a completion")

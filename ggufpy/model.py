@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -21,12 +21,13 @@ from ggufpy.backend import Device, cpu_device, devices
 from ggufpy.batch import integers
 from ggufpy.errors import ClosedError, GGUFError, TokenizerError, UnsupportedArchitectureError
 from ggufpy.gguf import GGUFFile
-from ggufpy.session import Session, SessionOptions
+from ggufpy.session import MAX_CELLS, MAX_SEQUENCES, Session, SessionOptions, integer, pad
 from ggufpy.weights import Layout, Progress, Weights
 
 # Text, sampling and downloads are imported where they are used: loading a model and decoding ids does without them.
 if TYPE_CHECKING:
     from ggufpy.batch import FloatArray
+    from ggufpy.engine import Step
     from ggufpy.generate import Completion, CompletionChunk
     from ggufpy.sampling import SamplingParams
     from ggufpy.scoring import Perplexity, Rank, Score
@@ -38,6 +39,8 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 Messages = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: [{"role": "user", "content": "..."}]."""
+MAX_NUM_SEQS = 32
+"""How many prompts of a list are computed together: enough to make the most of each weight that is read."""
 
 _POOLINGS: tuple[Literal["none", "mean", "cls", "last", "rank"], ...] = ("none", "mean", "cls", "last", "rank")
 """In the order of `enum llama_pooling_type`."""
@@ -170,42 +173,95 @@ class Model:
         *,
         session: Session | None = None,
         cancel: threading.Event | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
         **overrides: Any,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
 
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
-        SamplingParams. With a `session` the prompt's tokens that it holds already are not computed again. Setting
-        `cancel`, from any thread, ends the answer before its next token.
+        SamplingParams; with n above 1 the result is a list that has n completions of each prompt, one after another.
+        Of a list, `max_num_seqs` are computed together, each on a sequence of its own. With a `session` a single prompt
+        takes its sequence 0, a list all of them, and what they hold already of a prompt is not computed again. Setting
+        `cancel`, from any thread, ends the answers before the next token or the prompt's next micro-batch.
 
         Raises SamplingError, ContextLengthError, TokenizerError, ValueError for what is no prompt, and ClosedError.
         """
-        from ggufpy import generate
+        params = _params(params, overrides)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs)
+        with contextlib.nullcontext() if session is None else session.lock:  # other threads' calls wait for the end
+            done = {index: chunk.completion for step in steps for index, chunk in step if chunk.completion}
+        return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
 
-        self._check_can_continue(session)
-        single = _is_single(prompt)
-        prompts = [cast(Prompt, prompt)] if single else cast("Sequence[Prompt]", prompt)
-        ids, params = [self._encode(p) for p in prompts], _params(params, overrides)
-        reuse = session is not None
-        with self.session() if session is None else contextlib.nullcontext(session) as own:
-            completions = generate.complete_all(own, self.tokenizer, ids, params, reuse=reuse, cancel=cancel)
-        return completions[0] if single else completions
-
+    @overload
+    def stream_generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Generator[CompletionChunk, None, None]: ...
+    @overload
+    def stream_generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> Generator[tuple[int, CompletionChunk], None, None]: ...
     def stream_generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
         session: Session | None = None,
         cancel: threading.Event | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
         **overrides: Any,
-    ) -> Generator[CompletionChunk, None, None]:
+    ) -> Generator[CompletionChunk, None, None] | Generator[tuple[int, CompletionChunk], None, None]:
         """Continue a prompt and yield a chunk for each token; the last chunk holds the whole Completion.
 
-        Arguments are those of `generate`, and are checked at once.
+        For a list of prompts, or with n above 1, yields (index, chunk), the index being the completion's in the list
+        that `generate` returns. Arguments are those of `generate`, and are checked at once.
         """
-        self._check_can_continue(session)
-        return self._stream(self._encode(prompt), _params(params, overrides), session, cancel)
+        params = _params(params, overrides)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs)
+        return _pairs(steps) if _is_many(prompt, params) else _chunks(steps)
+
+    async def agenerate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        session: Session | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        **overrides: Any,
+    ) -> Any:
+        """Do what `generate` does in a worker thread; the event loop goes on. Cancel the task to end it.
+
+        A task that is cancelled ends when the micro-batch in computation does.
+        """
+        from ggufpy.engine import in_threads
+
+        params = _params(params, overrides)
+        done: dict[int, Completion] = {}
+        async for step in in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs)):
+            done |= {index: chunk.completion for index, chunk in step if chunk.completion}
+        return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
+
+    async def astream(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        session: Session | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        **overrides: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Yield what `stream_generate` yields, computed in worker threads; the event loop goes on meanwhile.
+
+        Arguments are checked with the first chunk. Cancelling the task, or closing the generator, ends the answers.
+        """
+        from ggufpy.engine import in_threads
+
+        params = _params(params, overrides)
+        many = _is_many(prompt, params)
+        steps = in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs))
+        async with contextlib.aclosing(steps):
+            async for step in steps:
+                for index, chunk in step:
+                    yield (index, chunk) if many else chunk
 
     def chat(
         self,
@@ -225,11 +281,9 @@ class Model:
         in the file; `tools` and `chat_template_kwargs` (such as enable_thinking) are what it may ask for; the rest are
         `generate`'s. TemplateError where there is no template, or where it refuses the messages.
         """
-        chunks = self.stream_chat(
-            messages, params, tools=tools, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
-            session=session, cancel=cancel, **overrides,
-        )  # fmt: skip
-        return next(chunk.completion for chunk in chunks if chunk.completion)
+        self._check_can_continue(session)
+        ids = self._render(messages, tools, chat_template, chat_template_kwargs)
+        return self.generate(ids, params, session=session, cancel=cancel, **overrides)
 
     def stream_chat(
         self,
@@ -245,26 +299,43 @@ class Model:
     ) -> Generator[CompletionChunk, None, None]:
         """Answer a conversation and yield a chunk for each token. Arguments are those of `chat`."""
         self._check_can_continue(session)
-        ids = self.tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=chat_template, tokenize=True, **(chat_template_kwargs or {})
+        ids = self._render(messages, tools, chat_template, chat_template_kwargs)
+        return self.stream_generate(ids, params, session=session, cancel=cancel, **overrides)
+
+    def _render(
+        self, messages: Messages, tools: Sequence[Any] | None, template: str | None, more: Mapping[str, Any] | None
+    ) -> list[int]:
+        tokenizer = self.tokenizer
+        ids = tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=template, tokenize=True, **(more or {})
         )
-        return self._stream(cast("list[int]", ids), _params(params, overrides), session, cancel)
+        return cast("list[int]", ids)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
         return cast("list[int]", integers(prompt, "prompt: expected text or a sequence of token ids").tolist())
 
-    def _stream(
-        self, ids: Sequence[int], params: SamplingParams, session: Session | None, cancel: threading.Event | None
-    ) -> Generator[CompletionChunk, None, None]:
-        from ggufpy import generate
+    def _answer(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams,
+        session: Session | None,
+        cancel: threading.Event | None,
+        max_num_seqs: int,
+    ) -> Generator[Step, None, None]:
+        """Check a request and return what computes it, step by step."""
+        from ggufpy import engine
 
+        self._check_can_continue(session)
+        ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
+        n_seq = min(len(ids) * params.n, integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
         if session is not None:
-            return generate.stream(session, self.tokenizer, ids, params, cancel=cancel)
-        own = self.session()
+            seq_ids = range(min(n_seq, session.n_seq_max))
+            return engine.stream(session, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel)
+        own = self._session_for(n_seq, max(map(len, ids)), params.max_tokens)
         try:
-            return _closing(own, generate.stream(own, self.tokenizer, ids, params, cancel=cancel))
+            return _closing(own, engine.stream(own, self.tokenizer, ids, params, cancel=cancel))
         except BaseException:
             own.close()
             raise
@@ -407,6 +478,18 @@ class Model:
         n_seq_max = min(max(1, len(texts)), scoring.MAX_SEQUENCES)
         return self.session(**{**sizes, "n_seq_max": n_seq_max, "kv_unified": True, **options})
 
+    def _session_for(self, n_seq: int, n_prompt: int, max_tokens: int | None) -> Session:
+        """Open a session for so many answers at a time; each has the room it needs, up to what the model can use."""
+        n_ctx = self._config.n_ctx_train
+        if n_seq == 1:
+            return self.session()
+        if max_tokens is not None:  # as much as an answer alone would have, where that decides how it is computed
+            original = self._config.n_ctx_orig_yarn
+            n_ctx = min(n_ctx, max(n_prompt + max_tokens, original + 1 if original < n_ctx else 0))
+        n_ctx = pad(n_ctx)
+        n_seq = min(n_seq, max(1, MAX_CELLS // n_ctx))
+        return self.session(n_ctx=n_seq * n_ctx, n_seq_max=n_seq)
+
     # ------------------------------------------------------------------------------------------------------ lifetime
 
     def close(self) -> None:
@@ -478,6 +561,11 @@ def _pairs(
     return zip(before, after, strict=True)
 
 
+def _is_many(prompt: Prompt | Sequence[Prompt], params: SamplingParams) -> bool:
+    """Say whether a call has a list of answers."""
+    return params.n > 1 or not _is_single(prompt)
+
+
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
     from ggufpy.sampling import SamplingParams
 
@@ -487,9 +575,18 @@ def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Samp
     return dataclasses.replace(params, **overrides)
 
 
-def _closing(
-    session: Session, chunks: Generator[CompletionChunk, None, None]
-) -> Generator[CompletionChunk, None, None]:
-    """Close a stream's own session when the stream ends or is dropped."""
+def _closing(session: Session, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
+    """Close a call's own session when its steps end or are dropped."""
     with session:
-        yield from chunks
+        yield from steps
+
+
+def _chunks(steps: Generator[Step, None, None]) -> Generator[CompletionChunk, None, None]:
+    for step in steps:
+        for _, chunk in step:
+            yield chunk
+
+
+def _pairs(steps: Generator[Step, None, None]) -> Generator[tuple[int, CompletionChunk], None, None]:
+    for step in steps:
+        yield from step

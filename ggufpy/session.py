@@ -8,6 +8,7 @@ arch's. Arrays are in NumPy order.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import warnings
 import weakref
@@ -40,7 +41,7 @@ from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Place
 from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
 
-__all__ = ["Pooling", "Session", "SessionOptions"]
+__all__ = ["MAX_CELLS", "MAX_SEQUENCES", "Pooling", "Session", "SessionOptions", "integer", "pad"]
 
 Pooling = Literal["mean", "last", "cls", "rank"]
 """How tokens' embeddings become one: their mean, the last token's, the first token's, or scores, [n_labels], that a
@@ -98,7 +99,7 @@ class SessionOptions:
         for name, high in (limits | {"n_threads": MAX_THREADS, "n_threads_batch": MAX_THREADS}).items():
             value = getattr(self, name)
             if value is not None or name in ("n_seq_max", "n_batch", "n_ubatch"):
-                object.__setattr__(self, name, _integer(name, value, 1, high))
+                object.__setattr__(self, name, integer(name, value, 1, high))
         for name in ("flash_attn", "kv_unified", "swa_full"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -109,7 +110,7 @@ class SessionOptions:
             raise ValueError(f"type_v={self.type_v!r} needs flash_attn=True: without it V is stored transposed")
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def integer(name: str, value: object, low: int, high: int) -> int:
     """Return Python's or NumPy's integer as Python's; ValueError for anything else and out of range."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and low <= value <= high:
         return int(value)
@@ -201,13 +202,13 @@ class Session:
         n_ctx = options.n_ctx or config.n_ctx_train
         self.n_batch = min(options.n_batch, n_ctx) if config.causal_attn else options.n_batch
         self.n_ubatch = min(options.n_ubatch, self.n_batch)
-        self.n_ctx_seq = _pad(n_ctx if options.kv_unified else _pad(n_ctx) // options.n_seq_max)
+        self.n_ctx_seq = pad(n_ctx if options.kv_unified else pad(n_ctx) // options.n_seq_max)
         self.n_ctx = self.n_ctx_seq if options.kv_unified else self.n_ctx_seq * options.n_seq_max
         if self.n_ctx > MAX_CELLS:
             raise ContextLengthError(
                 f"the model's context_length is {n_ctx}, a session holds at most {MAX_CELLS} tokens: give n_ctx"
             )
-        if self.n_ctx_seq > _pad(config.n_ctx_train):
+        if self.n_ctx_seq > pad(config.n_ctx_train):
             warnings.warn(
                 f"n_ctx gives each sequence {self.n_ctx_seq} tokens, the model was trained on {config.n_ctx_train}",
                 stacklevel=3,
@@ -367,7 +368,7 @@ class Session:
             raise self._no_room(parts)
         for pieces in plan:
             try:
-                self._advance(parts, pieces, output, copy)
+                self._advance(parts, pieces, output, copy or len(plan) > 1)
             except BaseException:
                 self._forget_unfinished([part.seq_id for part in parts])
                 raise
@@ -512,7 +513,9 @@ class Session:
         self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
         if not run.scheduler.compute(run.graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
-                self._lock.release()
+                with contextlib.suppress(RuntimeError):  # once it is free: it may be held more than once
+                    while True:
+                        self._lock.release()
                 threading.Event().wait()
             raise BackendError("the computation was stopped")
 
@@ -596,7 +599,7 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            seq_id, n = self._seq(seq_id), _integer("n", n, 0, INT_MAX)
+            seq_id, n = self._seq(seq_id), integer("n", n, 0, INT_MAX)
             self._step = None
             self._memory.trim(seq_id, n)
             del self._tokens[seq_id][n:]
@@ -624,6 +627,16 @@ class Session:
                 tokens.clear()
 
     # ----------------------------------------------------------------------------------------------------- lifetime
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Held, several calls are one to other threads: `with session.lock: ...`; they wait. It may be nested."""
+        return self._lock
+
+    @property
+    def n_seq_max(self) -> int:
+        """The number of sequences."""
+        return self.options.n_seq_max
 
     @property
     def n_vocab(self) -> int:
@@ -667,7 +680,7 @@ class Session:
         """Return a sequence's number as a plain int; ValueError where there is no such sequence."""
         if type(seq_id) is int and 0 <= seq_id < self.options.n_seq_max:
             return seq_id
-        return _integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
+        return integer("seq_id", seq_id, 0, self.options.n_seq_max - 1)
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -701,5 +714,6 @@ def _planes(positions: IntArray, n: int) -> IntArray:
     return positions if n == 1 else np.concatenate([positions] * 3 + [np.zeros_like(positions)])
 
 
-def _pad(n: int) -> int:
+def pad(n: int) -> int:
+    """Round a number of cells up to what a sequence gets."""
     return -(-n // N_CTX_PAD) * N_CTX_PAD

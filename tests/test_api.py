@@ -25,8 +25,10 @@ MODULES = {"arch", "hub", "reference", "testing"}
 PARAMETERS: dict[Callable[..., Any], str] = {
     Model.load: "path n_gpu_layers devices use_mmap repack progress",
     Model.from_pretrained: "name filename options",
-    Model.generate: "prompt params session cancel overrides",
-    Model.stream_generate: "prompt params session cancel overrides",
+    Model.generate: "prompt params session cancel max_num_seqs overrides",
+    Model.stream_generate: "prompt params session cancel max_num_seqs overrides",
+    Model.agenerate: "prompt params session max_num_seqs overrides",
+    Model.astream: "prompt params session max_num_seqs overrides",
     Session.decode: "token_ids seq_id logits copy",
     Session.decode_batch: "batch copy",
     Session.embed: "token_ids seq_id pooling",

@@ -10,11 +10,11 @@ import ggufpy
 ROOT = Path(ggufpy.__file__).parent
 ORDER = [
     "errors", "_ffi", "gguf", "types", "backend", "graph", "arch", "weights", "batch", "cells", "states", "memory",
-    "session", "chat", "answers", "tokenizer", "reuse", "sampling", "scoring", "generate", "hub", "model", "reference",
-    "testing", "cli", "__main__",
+    "session", "chat", "answers", "tokenizer", "reuse", "sampling", "scoring", "generate", "engine", "hub", "model",
+    "reference", "testing", "cli", "__main__",
 ]  # fmt: skip
 MAY_USE_C = {"_ffi", "types", "backend", "graph"}
-PURE = {"errors", "gguf", "batch", "cells", "chat", "tokenizer", "reuse", "sampling", "generate", "hub"}
+PURE = {"errors", "gguf", "batch", "cells", "chat", "tokenizer", "reuse", "sampling", "generate", "engine", "hub"}
 
 
 def room(path: Path) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.forced import complete
 
 from ggufpy import BackendError, ContextLengthError, GGUFError, Model, SamplingParams, Session
 from ggufpy.batch import Part, Piece, split
-from ggufpy.generate import complete
 from ggufpy.testing import write_tiny_model
 
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}

@@ -1,0 +1,505 @@
+"""Many answers from one session: which sequence gets which request, and what is computed next (continuous batching).
+
+`Engine.step` computes one micro-batch, of prompts or of one more token for each running sequence, and returns the
+chunks that come of it. All generation goes through it: one prompt, lists, streams and asynchronous calls.
+This file owns places, order, shared prefixes, speculation's bookkeeping and cancelling. What a row of logits becomes
+is generate.py's, computing is the session's. Knows no files, models or templates: prompts are token ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufpy.errors import ContextLengthError, GgufpyError
+from ggufpy.generate import CompletionChunk, Generation, TextDecoder
+from ggufpy.reuse import keep_prefix
+from ggufpy.sampling import Floats, SamplingParams
+
+__all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "stream"]
+
+Step = list[tuple[int, CompletionChunk]]
+"""What a step of several answers brings: the answer's number and its next chunk, each as often as it has one."""
+
+MIN_SHARED = 16
+"""A prefix shorter than this is computed again: copying a sequence is not free either."""
+MIN_SAVED = 64
+"""Prompts wait for one that shares their prefix where that saves more tokens in all than a computation costs."""
+MAX_SEED = 2**32 - 1
+
+
+T = TypeVar("T")
+
+
+# --------------------------------------------------------------------------------------- what is asked of others
+
+
+class Drafter(Protocol):
+    """Guess how a sequence goes on. Right guesses save steps, wrong ones change nothing but time."""
+
+    def propose(self, history: Sequence[int], n_max: int, /) -> Sequence[int]:
+        """Return at most n_max token ids that may follow the history (the prompt and the tokens chosen)."""
+
+    def judge(self, n_proposed: int, n_accepted: int, /) -> None:
+        """Hear how many of the tokens proposed last were chosen."""
+
+
+class Sequences(Protocol):
+    """The part of a session that the engine needs."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held, several calls are one to other threads; the holder may enter it again."""
+
+    @property
+    def n_seq_max(self) -> int:
+        """The number of sequences."""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The tokens that one sequence has room for."""
+
+    @property
+    def n_ubatch(self) -> int:
+        """The most tokens computed together."""
+
+    def tokens(self, seq_id: int = 0) -> Sequence[int]:
+        """Return the token ids that the sequence holds, in order."""
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return how many tokens the sequence holds."""
+
+    def trim(self, seq_id: int, n: int) -> None:
+        """Keep the first n tokens of the sequence. ContextLengthError, with nothing changed, where that cannot be."""
+
+    def fork(self, src: int, dst: int) -> None:
+        """Make sequence dst a copy of sequence src."""
+
+    def decode_batch(self, batch: Iterable[tuple[int, Sequence[int], Any]], *, copy: bool = True) -> Sequence[Floats]:
+        """Append tokens to sequences and return the logits of the wanted ones, each float32 [n_wanted, n_vocab]."""
+
+
+# ------------------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt on its way to its completion."""
+
+    index: int  # among those of a call
+    generation: Generation
+    cancel: threading.Event | None = None
+    drafter: Drafter | None = None
+    seq_id: int = -1  # its place, once it has one
+    n_past: int = 0  # the tokens of its history that its place holds
+    n_cached: int = 0  # those that were not computed for it
+    cache_miss_reason: str | None = None  # why they are no more
+    leader: Request | None = None  # who computes the first `n_shared` tokens of its prompt
+    n_shared: int = 0
+    prompt: npt.NDArray[np.int64] = field(init=False)
+    ticket: object = field(default_factory=object, init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = np.array(self.generation.history)
+
+    @property
+    def cancelled(self) -> bool:
+        """Say whether nobody waits for the answer any more."""
+        return self.cancel is not None and self.cancel.is_set()
+
+    def draft(self) -> list[int]:
+        """Return what may follow the last token."""
+        room = self.generation.room - 1  # the token chosen after the last draft needs one
+        return [] if self.drafter is None or room < 1 else list(self.drafter.propose(self.generation.history, room))
+
+
+def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """Return how many tokens two sequences have in common at their start."""
+    n = min(len(a), len(b))
+    different = a[:n] != b[:n]
+    first = int(different.argmax()) if n else 0
+    return first if n and different[first] else n
+
+
+_writers: WeakKeyDictionary[Sequences, dict[int, object]] = WeakKeyDictionary()
+"""Who generates on each sequence: the ticket of the last request that began to."""
+
+
+class _Clock:
+    """The time that passes in steps, and not between them."""
+
+    __slots__ = ("_idle", "_left")
+
+    def __init__(self) -> None:
+        self._idle, self._left = 0.0, perf_counter()
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return perf_counter() - self._idle
+
+    def pause(self) -> None:
+        """Leave out what comes."""
+        self._left = perf_counter()
+
+    def go_on(self) -> None:
+        """Count again."""
+        self._idle += perf_counter() - self._left
+
+
+# --------------------------------------------------------------------------------------------------------- engine
+
+
+class Engine:
+    """Runs requests on the sequences of a session, as many at a time as it has places.
+
+    Running sequences are kept neighbours by number, since only those are computed together where each has a stream of
+    its own. A place that gets free goes to the next in the queue; when none waits, the last sequence moves into it.
+    Prompts come before tokens only where nothing runs yet, so that all of a list start together.
+    """
+
+    def __init__(self, session: Sequences, tokenizer: TextDecoder, seq_ids: range = range(1)) -> None:
+        """Use these sequences of a session. What they hold is reused where a prompt begins with it, else dropped."""
+        self._session, self._tokenizer, self._seq_ids = session, tokenizer, seq_ids
+        self._waiting: deque[Request] = deque()
+        self._prompts: list[Request] = []  # those in computation
+        self._running: list[Request] = []  # both by seq_id
+        self._starting = False  # nothing ran when these prompts came
+        self._last_was_prompts = False  # what the last step computed
+        self._crowded = False  # there was no room for a prompt; it comes with the end of another
+        self._clock = _Clock()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        index: int = 0,
+        cancel: threading.Event | None = None,
+        drafter: Drafter | None = None,
+    ) -> Request:
+        """Check a request and put it into the queue. Raises as `Generation` does."""
+        n_ctx = self._session.n_ctx_seq
+        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock.now)
+        request = Request(index, generation, cancel, drafter)
+        self._waiting.append(request)
+        return request
+
+    @property
+    def busy(self) -> bool:
+        """Say whether a request is unfinished."""
+        return bool(self._waiting or self._prompts or self._running)
+
+    def step(self) -> list[tuple[Request, CompletionChunk]]:
+        """Compute the next micro-batch and return the chunks, in the order in which they came.
+
+        Prompts and running sequences take turns. GgufpyError when somebody else changed a sequence.
+        """
+        with self._session.lock:
+            self._clock.go_on()
+            try:
+                chunks = self._end_cancelled()
+                self._admit()
+                self._starting &= bool(self._prompts)
+                if self._prompts and (self._starting or not self._running or not self._last_was_prompts):
+                    chunks += self._compute_prompts()
+                    self._last_was_prompts = True
+                elif self._running:
+                    chunks += self._compute_tokens()
+                    self._last_was_prompts = False
+                return chunks
+            finally:
+                self._clock.pause()
+
+    # ---------------------------------------------------------------------------------------------------- places
+
+    def _admit(self) -> None:
+        """Give free places to those who wait, the shorter prompts first: what is left of the longer are neighbours."""
+        taken = {request.seq_id for request in (*self._prompts, *self._running)}
+        free = [seq_id for seq_id in self._seq_ids if seq_id not in taken]
+        if not self._waiting or not free or self._crowded:
+            return
+        self._starting = not taken
+        new = [self._waiting.popleft() for _ in range(min(len(free), len(self._waiting)))]
+        new.sort(key=lambda request: len(request.prompt))
+        for request, seq_id in zip(new, free, strict=False):
+            self._place(request, seq_id)
+        self._share(new)
+        self._prompts = sorted((*self._prompts, *new), key=lambda request: request.seq_id)
+
+    def _place(self, request: Request, seq_id: int) -> None:
+        """Give a request a place, with as much of its prompt as this or another sequence has already."""
+        session, prompt, last = self._session, request.prompt, len(request.prompt) - 1
+        request.seq_id = seq_id
+        request.generation.start()
+        _writers.setdefault(session, {})[seq_id] = request.ticket
+        self._keep(request)
+        others = [(min(last, common_prefix(other.prompt, prompt)), other.seq_id) for other in self._running]
+        n, best = max(others, default=(0, -1))
+        if n >= request.n_past + MIN_SHARED:
+            session.fork(best, seq_id)
+            self._keep(request)
+
+    def _keep(self, request: Request) -> None:
+        """Cut a place to what the request's prompt begins with."""
+        kept, reason = keep_prefix(self._session, request.generation.history, request.seq_id)
+        request.n_past = request.n_cached = kept
+        request.cache_miss_reason = reason
+
+    def _share(self, new: list[Request]) -> None:
+        """Let prompts that begin alike wait until the first of them has computed what they share."""
+        saved: dict[Request, int] = {}
+        for i, request in enumerate(new):
+            last = len(request.prompt) - 1
+            for other in new[:i]:
+                n = min(last, common_prefix(other.prompt, request.prompt))
+                if n > max(request.n_past, request.n_shared) and n >= MIN_SHARED:
+                    request.leader, request.n_shared = other, n
+            if request.leader:
+                saved[request.leader] = saved.get(request.leader, 0) + request.n_shared - request.n_past
+        for request in new:
+            if request.leader and saved[request.leader] < MIN_SAVED:
+                request.leader, request.n_shared = None, 0
+
+    def _follow(self) -> None:
+        """Give those whose shared prefix is computed a copy of it."""
+        for request in self._prompts:
+            leader = request.leader
+            if leader is None or leader.n_past < request.n_shared:
+                continue
+            request.leader = None
+            self._session.fork(leader.seq_id, request.seq_id)
+            self._keep(request)
+
+    def _close_gaps(self) -> None:
+        """Move the last sequences into the places of those that ended."""
+        running = self._running
+        if self._prompts:  # they will fill the gaps, or have
+            return
+        while running and running[-1].seq_id - running[0].seq_id >= len(running):
+            taken = {request.seq_id for request in running}
+            last = running.pop()
+            gap = next(seq_id for seq_id in range(running[0].seq_id, last.seq_id) if seq_id not in taken)
+            self._session.fork(last.seq_id, gap)
+            self._session.trim(last.seq_id, 0)
+            last.seq_id, _writers[self._session][gap] = gap, last.ticket
+            running.append(last)
+            running.sort(key=lambda request: request.seq_id)
+
+    # ------------------------------------------------------------------------------------------------- computing
+
+    def _compute_prompts(self) -> list[tuple[Request, CompletionChunk]]:
+        """Compute equally many tokens of each prompt, one micro-batch; those that are complete begin to run."""
+        ready = [request for request in self._prompts if request.leader is None][: self._session.n_ubatch]
+        left = min(self._next_stop(request) - request.n_past for request in ready)
+        n = min(left, max(1, self._session.n_ubatch // len(ready)))
+        batch = []
+        for request in ready:
+            stop = request.n_past + n
+            self._check(request)
+            last = stop == request.generation.n_prompt
+            batch.append((request.seq_id, request.generation.history[stop - n : stop], "last" if last else ()))
+        try:
+            rows = self._session.decode_batch(batch, copy=False)
+        except ContextLengthError:
+            self._make_room_for(ready[-1])
+            return []
+        for request in ready:
+            request.n_past += n
+        self._follow()
+        chunks: list[tuple[Request, CompletionChunk]] = []
+        for request, row in zip(ready, rows, strict=True):
+            if len(row):
+                self._prompts.remove(request)
+                self._running.append(request)
+                chunks += self._begin(request, row[0])
+        self._running.sort(key=lambda request: request.seq_id)
+        return chunks
+
+    def _next_stop(self, request: Request) -> int:
+        """Return how far a prompt goes until somebody wants a copy, or to its end."""
+        stops = [other.n_shared for other in self._prompts if other.leader is request]
+        return min((len(request.prompt), *stops))
+
+    def _begin(self, request: Request, row: Floats) -> list[tuple[Request, CompletionChunk]]:
+        """Take the first token after a prompt."""
+        generation = request.generation
+        generation.prompt_done(request.n_cached, request.cache_miss_reason)
+        chunk = generation.finish("length") if generation.full else generation.advance(row)
+        return [(request, self._seen(request, chunk))]
+
+    def _compute_tokens(self, *, drafting: bool = True) -> list[tuple[Request, CompletionChunk]]:
+        """Compute one more token of each running sequence, and what may follow it."""
+        self._close_gaps()
+        running, batch = self._running[:], []
+        for request in running:
+            self._check(request)
+            ids = [request.generation.history[-1], *(request.draft() if drafting else ())]
+            batch.append((request.seq_id, ids, "last" if len(ids) == 1 else "all"))
+        try:
+            rows = self._session.decode_batch(batch, copy=False)
+        except ContextLengthError:
+            if any(len(ids) > 1 for _, ids, _ in batch):
+                return self._compute_tokens(drafting=False)
+            return self._end_for_room()
+        chunks: list[tuple[Request, CompletionChunk]] = []
+        for request, (_, ids, _), its_rows in zip(running, batch, rows, strict=True):
+            chunks += self._advance(request, ids, its_rows)
+        return chunks
+
+    def _advance(self, request: Request, ids: list[int], rows: Floats) -> list[tuple[Request, CompletionChunk]]:
+        """Choose tokens from the rows after each of these ids, as long as they are the ones that were drafted."""
+        chunks: list[tuple[Request, CompletionChunk]] = []
+        for row, draft in zip(rows, (*ids[1:], None), strict=True):
+            request.n_past += 1
+            chunk = request.generation.advance(row)
+            chunks.append((request, self._seen(request, chunk)))
+            if chunk.completion is not None or chunk.token_ids[0] != draft:
+                break
+        if len(ids) > 1:
+            assert request.drafter is not None
+            request.drafter.judge(len(ids) - 1, len(chunks) - 1)
+        if len(chunks) < len(ids):
+            self._session.trim(request.seq_id, request.n_past)
+        return chunks
+
+    def _seen(self, request: Request, chunk: CompletionChunk) -> CompletionChunk:
+        """Take a request that ended out of the running ones."""
+        if chunk.completion is not None:
+            self._running.remove(request)
+            self._crowded = False
+        return chunk
+
+    # ------------------------------------------------------------------------------------------ ends and trouble
+
+    def _end_cancelled(self) -> list[tuple[Request, CompletionChunk]]:
+        """End the requests that nobody waits for any more."""
+        chunks: list[tuple[Request, CompletionChunk]] = []
+        for requests in (self._waiting, self._prompts, self._running):
+            for request in [request for request in requests if request.cancelled]:
+                requests.remove(request)
+                self._leave(request)
+                chunks.append((request, request.generation.finish("cancelled")))
+        return chunks
+
+    def _leave(self, request: Request) -> None:
+        """Let nobody wait for a prompt that is not computed further."""
+        self._crowded = False
+        for other in self._prompts:
+            if other.leader is request:
+                other.leader, other.n_shared = None, 0
+
+    def _make_room_for(self, request: Request) -> None:
+        """Drop what ended answers left in a cache that all share, or let a prompt wait for the end of another one."""
+        if self._drop_ended():
+            return
+        if not self._running and len(self._prompts) == 1:
+            raise ContextLengthError(f"no room for the {len(request.prompt)} tokens of a prompt")
+        self._prompts.remove(request)
+        self._leave(request)
+        self._session.trim(request.seq_id, 0)
+        request.seq_id, request.n_past, request.leader = -1, 0, None
+        self._waiting.appendleft(request)
+        self._crowded = True
+
+    def _end_for_room(self) -> list[tuple[Request, CompletionChunk]]:
+        """Make room for the tokens of running sequences, if need be by ending the last: a context can be full."""
+        if self._drop_ended():
+            return []
+        if self._prompts:
+            self._make_room_for(self._prompts[-1])
+            return []
+        request = self._running[-1]
+        return [(request, self._seen(request, request.generation.finish("length")))]
+
+    def _drop_ended(self) -> bool:
+        """Empty the places that nobody has; returns whether that gave room."""
+        taken = {request.seq_id for request in (*self._prompts, *self._running)}
+        ended = [seq_id for seq_id in self._seq_ids if seq_id not in taken and self._session.n_past(seq_id)]
+        for seq_id in ended:
+            self._session.trim(seq_id, 0)
+        return bool(ended)
+
+    def _check(self, request: Request) -> None:
+        """Make sure that nobody else wrote to a sequence since the last step."""
+        n_past = self._session.n_past(request.seq_id)
+        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request.ticket:
+            found = f"found {n_past}" if n_past != request.n_past else "found those of another prompt"
+            raise GgufpyError(
+                f"sequence {request.seq_id} was changed while it was being generated: expected {request.n_past} "
+                f"tokens, {found}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------- whole calls
+
+
+def stream(
+    session: Sequences,
+    tokenizer: TextDecoder,
+    prompts: Iterable[Sequence[int]],
+    params: SamplingParams | None = None,
+    *,
+    seq_ids: range | None = None,
+    cancel: threading.Event | None = None,
+    drafter: Callable[[], Drafter] | None = None,
+) -> Generator[Step, None, None]:
+    """Answer prompts, and yield what each step brings: [(index, chunk), …]; an empty list where that is nothing yet.
+
+    With `params.n` above 1 prompt i has the indices from i·n on. All requests are checked at once; computing begins
+    with the first step. `seq_ids` are the sequences to use (all), `drafter` makes one for each answer. What sequences
+    hold is reused as far as prompts begin with it. Closing or dropping the generator leaves the session usable. Setting
+    `cancel`, from any thread, ends the answers before the next step. One thread at a time may advance the generator: a
+    second gets Python's ValueError. Raises as `Generation` and `Engine.step` do.
+    """
+    engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
+    params = params or SamplingParams()
+    n = params.n
+    for i, prompt in enumerate(prompts):
+        for j in range(n):
+            each = params if n == 1 else _one_of(params, j)
+            made = None if drafter is None else drafter()
+            engine.submit(prompt, each, index=i * n + j, cancel=cancel, drafter=made)
+    return _steps(engine)
+
+
+def _one_of(params: SamplingParams, j: int) -> SamplingParams:
+    """Return the parameters of one of several answers: a seed that was given counts on."""
+    return replace(params, n=1, seed=None if params.seed is None else (params.seed + j) % (MAX_SEED + 1))
+
+
+def _steps(engine: Engine) -> Generator[Step, None, None]:
+    while engine.busy:
+        yield [(request.index, chunk) for request, chunk in engine.step()]
+
+
+async def in_threads(make: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
+    """Make a generator, advance it and close it in worker threads, so that the event loop goes on meanwhile.
+
+    Cancelled in a step, it waits for the step to end, since nobody can stop a thread, and closes the generator.
+    """
+    import asyncio
+
+    in_thread, end = functools.partial(asyncio.get_running_loop().run_in_executor, None), object()
+    generator, step = await in_thread(make), None
+    try:
+        while True:
+            step = in_thread(next, generator, end)
+            if (found := await asyncio.shield(step)) is end:
+                return
+            yield found  # type: ignore[misc]  # the end is the one thing that is no T
+    finally:
+        while step is not None and not step.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([step])
+        generator.close()
