@@ -364,7 +364,7 @@ class Model:
         from ggufpy import scoring
 
         self._check_can_continue(None)
-        pairs = [scoring.encode_pair(self.tokenizer, *pair) for pair in _pairs(prompts, continuations)]
+        pairs = [scoring.encode_pair(self.tokenizer, *pair) for pair in _side_by_side(prompts, continuations)]
         n_seq_max = min(max(scoring.MIN_SEQUENCES, 1 + 2 * len(pairs)), scoring.MAX_SEQUENCES)
         with self.session(**{"n_seq_max": n_seq_max, "kv_unified": True, **options}) as session:
             scores = scoring.score(session, pairs)
@@ -541,7 +541,7 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     return not len(prompt) or isinstance(prompt[0], (int, float, np.number, np.bool_))
 
 
-def _pairs(
+def _side_by_side(
     prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
 ) -> Iterator[tuple[Prompt, Prompt]]:
     """Pair prompts and continuations: one with one, or one of either with all of the other."""
