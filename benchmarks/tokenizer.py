@@ -1,9 +1,11 @@
 """Tokenizing, ggufpy beside llama.cpp, in one process: `python benchmarks/tokenizer.py [FILE …]`.
 
 1 MB of English, code and Chinese, long runs of one character, and opening a vocabulary, for each file: by default those
-that come with llama.cpp, one of each family, and Gemma 3. ggufpy's time is that of a tokenizer that has been opened and
-has encoded some pages of random characters, so that its tables are made, as llama.cpp's are at loading, but no word of
-the text is known; its result is a list. llama.cpp's is llama_tokenize alone, into a buffer. By turns, medians. Needs
+that come with llama.cpp, one of each family, Gemma 3, and for RWKV and PLaMo-2, of which llama.cpp brings none, made
+ones of the tokens of the unigram vocabulary, which is in many languages: for RWKV, as its own has, 65,536 with all
+single characters among them; for PLaMo-2 the first 100,000. ggufpy's time is that of a tokenizer that has been opened
+and has encoded some pages of random characters, so that its tables are made, as llama.cpp's are at loading, but no word
+of the text is known; its result is a list. llama.cpp's is llama_tokenize alone, into a buffer. By turns, medians. Needs
 llama-cpp-python beside ggufpy.
 """
 
@@ -16,6 +18,7 @@ import random
 import statistics
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +34,7 @@ from helpers.llama_sources import llama_models  # noqa: E402
 from helpers.llama_vocabulary import LlamaVocabulary  # noqa: E402
 
 from ggufpy import hub  # noqa: E402
+from ggufpy.gguf import GGUFFile, write_gguf  # noqa: E402
 from ggufpy.tokenizer import Tokenizer  # noqa: E402
 
 FAMILIES = ["llama-bpe", "qwen2", "deepseek-llm", "llama-spm", "gemma-4", "bert-bge", "nomic-bert-moe"]
@@ -85,6 +89,27 @@ def _cut(text: str) -> str:
     data = text.encode()
     assert len(data) >= SIZE, f"only {len(data)} bytes"
     return data[:SIZE].decode("utf-8", "ignore")
+
+
+def made(folder: Path) -> list[Path]:
+    """Write the vocabularies of the families that llama.cpp brings no file of."""
+    folder.mkdir(exist_ok=True)
+    unigram = GGUFFile(llama_models() / "ggml-vocab-nomic-bert-moe.gguf").metadata
+    tokens = [token.replace("▁", " ") for token in unigram["tokenizer.ggml.tokens"]][5:]
+    words = [token.encode() for token in sorted(tokens, key=lambda token: len(token) > 1)[:65_536]]
+    rwkv = {"tokens": [repr(word)[2:-1] for word in dict.fromkeys([*(bytes([byte]) for byte in range(256)), *words])]}
+    parts = dict(zip(tokens[:100_000], map(float, unigram["tokenizer.ggml.scores"][5:]), strict=False))
+    plamo2 = {
+        "tokens": ["<|plamo:unk|>", *(f"<0x{byte:02X}>" for byte in range(256)), *parts],
+        "token_type": [2] + [6] * 256 + [1] * len(parts),
+        "scores": [0.0] * 257 + list(parts.values()),
+    }
+    paths = []
+    for model, keys in {"rwkv": rwkv, "plamo2": plamo2}.items():
+        metadata = {f"tokenizer.ggml.{key}": value for key, value in {"model": model, **keys}.items()}
+        paths.append(folder / f"{model} (made).gguf")
+        write_gguf(paths[-1], {"general.architecture": "llama", **metadata}, {})
+    return paths
 
 
 class Theirs:
@@ -158,10 +183,19 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    files = args.files or [
-        *(llama_models() / f"ggml-vocab-{name}.gguf" for name in FAMILIES),
-        hub.fetch("gemma-3-270m"),
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        files = args.files or [
+            *(llama_models() / f"ggml-vocab-{name}.gguf" for name in FAMILIES),
+            *made(Path(folder)),
+            hub.fetch("gemma-3-270m"),
+        ]
+        figures = compare(files, args.repetitions)
+    if args.json:
+        args.json.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2))
+
+
+def compare(files: list[Path], repetitions: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """Print a row for each file, and return its figures."""
     texts = {"English": english(), "code": code(), "Chinese": chinese()}
     texts |= {f"200,000 × {name}": char * 200_000 for name, char in RUNS.items()}
     print(
@@ -170,11 +204,10 @@ def main() -> None:
     figures = {}
     for path in files:
         name = path.stem.removeprefix("ggml-vocab-")
-        figures[name] = measure(path, texts, args.repetitions)
+        figures[name] = measure(path, texts, repetitions)
         cells = [f"{mine * 1e3:.0f} / {other * 1e3:.0f} ({other / mine:.1f})" for mine, other in figures[name].values()]
         print(f"| {' | '.join([name, *cells])} |", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2))
+    return figures
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ggufpy.errors import GgufpyError as GgufpyError
     from ggufpy.errors import GraphError as GraphError
     from ggufpy.errors import SamplingError as SamplingError
+    from ggufpy.errors import SnapshotError as SnapshotError
+    from ggufpy.errors import StoppedError as StoppedError
     from ggufpy.errors import TemplateError as TemplateError
     from ggufpy.errors import TokenizerError as TokenizerError
     from ggufpy.errors import UnsupportedArchitectureError as UnsupportedArchitectureError
@@ -54,7 +56,8 @@ _HOME = {
 }
 _ERRORS = (
     "BackendError", "BuildError", "ClosedError", "ContextLengthError", "DownloadError", "DumpError", "GGUFError",
-    "GgufpyError", "GraphError", "SamplingError", "TemplateError", "TokenizerError", "UnsupportedArchitectureError",
+    "GgufpyError", "GraphError", "SamplingError", "SnapshotError", "StoppedError", "TemplateError", "TokenizerError",
+    "UnsupportedArchitectureError",
 )  # fmt: skip
 _HOME |= dict.fromkeys(_ERRORS, "errors")
 _MODULES = ("arch", "hub", "reference", "testing")

@@ -7,8 +7,11 @@ abort the process.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import shutil
+import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -328,21 +331,22 @@ class Buffer(Owner):
         return cls.alloc(type, size)._holding(tensors, offsets)
 
     @classmethod
-    def zeros(cls, device: Device, tensors: Sequence[Tensor]) -> Buffer:
-        """Place the tensors in one buffer of zeros; on the CPU, pages nobody has written to cost no memory."""
+    def zeros(cls, device: Device, tensors: Sequence[Tensor], folder: str | None = None) -> Buffer:
+        """Place the tensors in one buffer of zeros; on the CPU, pages nobody has written to cost no memory.
+
+        With a `folder` (CPU only) it is a file there without a name, to which the system may move pages.
+        """
         type = device.buffer_type
         if not (type.is_host and device.can_wrap_host_memory):
+            if folder is not None:
+                raise BackendError(f"{device.name} cannot have its memory in a file: only the CPU can")
             buffer = cls.for_tensors(type, tensors)
             buffer.clear()
             return buffer
         offsets, size = _places(type, tensors)
         if size > MAX_NBYTES:
             raise BackendError(f"no buffer has {size} bytes")
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        try:
-            buffer = cls.from_host(device, mmap.mmap(-1, size, flags=flags))
-        except OSError as error:
-            raise BackendError(f"{type.name}: {size} bytes could not be allocated ({error.strerror})") from error
+        buffer = cls.from_host(device, _anonymous(type, size) if folder is None else _mapped_file(folder, size))
         buffer.is_mapped = False
         return buffer._holding(tensors, offsets)
 
@@ -388,6 +392,36 @@ class Buffer(Owner):
         """Make a Python buffer of memory in here that keeps it alive."""
         life = self._life
         return ffi.buffer(ffi.gc(ffi.cast("char *", data), lambda _, life=life: None), nbytes)
+
+
+def _anonymous(type: BufferType, size: int) -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        return mmap.mmap(-1, size, flags=flags)
+    except OSError as error:
+        raise BackendError(f"{type.name}: {size} bytes could not be allocated ({error.strerror})") from error
+
+
+def _mapped_file(folder: str, size: int) -> mmap.mmap:
+    """Map a new file that has no name and goes when the mapping goes. OSError where the folder is none to write to.
+
+    Its blocks are reserved: writing to a page for which the disk has no room would end the process (SIGBUS), and room
+    that is there now may be another's then. No block is written by that, and none before its page has changed.
+    """
+    with tempfile.TemporaryFile(dir=folder, prefix="ggufpy-") as file:
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            elif size <= shutil.disk_usage(folder).free:  # macOS
+                file.truncate(size)
+            else:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            free = shutil.disk_usage(folder).free
+            raise BackendError(
+                f"{folder}: expected room for a file of {size} bytes, {free} are free ({error.strerror})"
+            ) from error
+        return mmap.mmap(file.fileno(), size)
 
 
 def _places(type: BufferType, tensors: Sequence[Tensor]) -> tuple[list[int], int]:
@@ -575,6 +609,10 @@ class Scheduler(Owner):
     def cancel(self) -> None:
         """Stop the computation that runs in another thread, or else the next one, at its next node (CPU only)."""
         self._set_stop(1)
+
+    def resume(self) -> None:
+        """Forget a `cancel` that has stopped nothing yet."""
+        self._set_stop(0)
 
     def _set_stop(self, value: int) -> None:
         for backend in self.backends:

@@ -96,6 +96,15 @@ class Cells:
             self.remove(row, 0, position + 1)
         self.head = last + 1
 
+    def fill(self, cells: IntArray, positions: IntArray, has: BoolArray) -> None:
+        """Put tokens into some empty cells, in ascending order; `has` says whose they are, [rows, cells]."""
+        self.pos[cells] = positions
+        self.has[:, cells] = has
+        self.used += len(cells)
+        if len(cells):
+            self.end = max(self.end, int(cells[-1]) + 1)
+            self.head = int(cells[-1]) + 1
+
     def room_behind(self, n: int, limit: int) -> int:
         """Return how many times n tokens go behind the last cell, below the limit, as `find` would place them."""
         behind = self.head == self.end and self.head <= self.used + 2 * n
@@ -121,6 +130,14 @@ class Cells:
             self.head = min(self.head, int(freed[0]))
             kept = np.flatnonzero(pos >= 0)
             self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+
+    def move(self, row: int, p0: int, by: int) -> IntArray:
+        """Add `by` to a sequence's positions from p0 on; returns what was added to each cell, as far as any is used."""
+        pos = self.pos[: self.end]
+        added: IntArray = np.where(self.has[row, : self.end] & (pos >= p0), np.int32(by), np.int32(0))
+        pos += added
+        self.head = 0  # as llama_kv_cache::seq_add does
+        return added
 
     def clear(self) -> None:
         """Make every cell empty and begin again with the first."""

@@ -32,8 +32,8 @@ __all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "s
 Step = list[tuple[int, CompletionChunk]]
 """What a step of several answers brings: the answer's number and its next chunk, each as often as it has one."""
 
-MIN_SHARED = 16
-"""A prefix shorter than this is computed again: copying a sequence is not free either."""
+MIN_SHARED = 4
+"""A prefix shorter than this, such as the first token of all prompts, is computed again."""
 MIN_SAVED = 64
 """Prompts wait for one that shares their prefix where that saves more tokens in all than a computation costs."""
 MAX_SEED = 2**32 - 1

@@ -15,6 +15,8 @@ __all__ = [
     "GgufpyError",
     "GraphError",
     "SamplingError",
+    "SnapshotError",
+    "StoppedError",
     "TemplateError",
     "TokenizerError",
     "UnsupportedArchitectureError",
@@ -59,12 +61,25 @@ class BackendError(GgufpyError, RuntimeError):
     """A device is missing, refused a request, or ran out of memory."""
 
 
+class StoppedError(BackendError):
+    """A computation was stopped by `Session.cancel`. The session goes on from what was computed before."""
+
+
 class ContextLengthError(GgufpyError, ValueError):
     """More tokens were given than the context has room for."""
 
 
 class SamplingError(GgufpyError, ValueError):
     """A sampling parameter is out of range, or no token can be chosen from the logits (NaN in them, nothing left)."""
+
+
+class SnapshotError(GgufpyError, ValueError):
+    """A saved session is damaged, or belongs to another model, to another kind of session or to another version.
+
+    `path` is the file.
+    """
+
+    path: Path | None = None
 
 
 class ClosedError(GgufpyError, ValueError):

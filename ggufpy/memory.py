@@ -49,6 +49,7 @@ class CacheOptions:
     flash_attn: bool
     alibi: bool = False  # the mask carries distances, which the kernel multiplies by each head's slope
     causal: bool = True  # tokens do not see those behind them
+    folder: str | None = None  # where keys and values are a file
 
 
 class KVCache:
@@ -90,7 +91,7 @@ class KVCache:
         by_device: dict[Device, list[Tensor]] = {}
         for il in layers:
             by_device.setdefault(device_of(il), []).extend(kept[il] for kept in (self.k, self.v) if il in kept)
-        self._buffers = [Buffer.zeros(device, tensors) for device, tensors in by_device.items()]
+        self._buffers = [Buffer.zeros(device, tensors, options.folder) for device, tensors in by_device.items()]
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +159,46 @@ class KVCache:
         """Keep a sequence's first n positions."""
         stream, row = self.stream_row(seq_id)
         self.cells[stream].remove(row, n, 2**31 - 1)
+
+    def check_shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        """Raise ContextLengthError where a sequence cannot lose the positions n_keep to n_keep + n_discard - 1."""
+        stream, row = self.stream_row(seq_id)
+        cells = self.cells[stream]
+        has, pos = cells.has[:, : cells.end], cells.pos[: cells.end]
+        if (has[row] & (has.sum(axis=0) > 1)).any():
+            raise ContextLengthError(f"cannot shift sequence {seq_id}: a fork shares its cells (see kv_unified)")
+        kept = pos[has[row] & ((pos < n_keep) | (pos >= n_keep + n_discard))]
+        after = np.where(kept < n_keep, kept, kept - n_discard)
+        n = cells.max_pos(row) + 1 - n_discard
+        needed = max(0, self.window.first(n)) if self.window else 0
+        if (after >= needed).sum() < n - needed:
+            raise ContextLengthError(
+                f"cannot shift sequence {seq_id}: its windowed layers have lost positions before {n_keep} that they "
+                "would see again; use swa_full=True"
+            )
+
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> IntArray:
+        """Take positions from a sequence and close the gap; returns what each cell's position gained.
+
+        The keys are still those of the old positions.
+        """
+        stream, row = self.stream_row(seq_id)
+        self.cells[stream].remove(row, n_keep, n_keep + n_discard)
+        return self.cells[stream].move(row, n_keep + n_discard, -n_discard)
+
+    def rotating_keys(self, g: Context, il: int, n_rot: int, stream: int, n: int) -> Tensor:
+        """View what rotates of the first n cells of a stream: [n_rot, n_head_kv, n]; with latent keys, their end."""
+        k, config = self.k[il], self.config
+        d, row = config.head_widths(il)[0], k.type.row_nbytes
+        first = d - n_rot if config.n_lora_kv else 0
+        block = k.type.block_size
+        turned = 1 if self.k_rot is None else len(self.k_rot)
+        if n_rot % block or first % block or n_rot % turned:
+            raise ContextLengthError(
+                f"cannot shift: {n_rot} rotating values of a head of {d} are no whole blocks of {k.type.label}"
+            )
+        stride = row(k.ne[0])
+        return g.view_3d(k, n_rot, config.n_head_kv[il], n, row(d), stride, stream * self.size * stride + row(first))
 
     def clear(self) -> None:
         """Forget all sequences."""

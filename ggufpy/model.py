@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
-from ggufpy import arch
+from ggufpy import arch, snapshots
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
 from ggufpy.batch import integers
@@ -156,7 +156,14 @@ class Model:
 
     def session(self, **options: Any) -> Session:
         """Open a context with a memory of its own. Keywords, meanings and limits are those of `SessionOptions`."""
-        return Session(self._declaration, self._config, self.weights, self._layout, SessionOptions(**options))
+        self._check_open()
+        return Session(
+            self._declaration, self._config, self.weights, self._layout, SessionOptions(**options), self._fingerprint
+        )
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return snapshots.fingerprint(self._file)
 
     # ---------------------------------------------------------------------------------------------------- generation
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from ggufpy import snapshots
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
 from ggufpy.backend import MAX_THREADS, Backend, Scheduler, physical_cores
@@ -34,10 +37,10 @@ from ggufpy.batch import (
     split,
     wanted_rows,
 )
-from ggufpy.errors import BackendError, ClosedError, ContextLengthError, UnsupportedArchitectureError
+from ggufpy.errors import ClosedError, ContextLengthError, StoppedError, UnsupportedArchitectureError
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Context, Graph, Inputs, Tensor
-from ggufpy.memory import CacheInputs, CacheOptions, Memory, NoMemory, Place
+from ggufpy.memory import CacheInputs, CacheOptions, KVCache, Memory, NoMemory, Place
 from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
 
@@ -76,6 +79,8 @@ class SessionOptions:
     flash_attn       attend by ggml's fused kernel; taken as False where an architecture's scores have none
     type_k, type_v   the type that keys and values are cached as: f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl
     kv_unified       True: one cache of n_ctx cells that sequences share; False: n_ctx / n_seq_max cells for each
+    kv_cache_dir     a folder: keys and values are a file there, without a name, whose pages the system may move to the
+                     disk where memory is short (CPU only); None: they stay in memory
     swa_full         True: layers with a window cache the whole context too, so a sequence can be trimmed anywhere;
                      False: only the window and a micro-batch
 
@@ -93,6 +98,7 @@ class SessionOptions:
     type_v: str = "f16"
     kv_unified: bool = False
     swa_full: bool = True
+    kv_cache_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         limits = {"n_ctx": MAX_CELLS, "n_seq_max": MAX_SEQUENCES, "n_batch": INT_MAX, "n_ubatch": INT_MAX}
@@ -106,6 +112,10 @@ class SessionOptions:
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in CACHE_TYPES:
                 raise ValueError(f"{name}: expected one of {', '.join(CACHE_TYPES)}, got {getattr(self, name)!r}")
+        if self.kv_cache_dir is not None:
+            if not isinstance(self.kv_cache_dir, (str, os.PathLike)):
+                raise ValueError(f"kv_cache_dir: expected a folder's path or None, got {self.kv_cache_dir!r:.60}")
+            object.__setattr__(self, "kv_cache_dir", os.fspath(self.kv_cache_dir))
         if not self.flash_attn and GGMLType[self.type_v.upper()].is_quantized:
             raise ValueError(f"type_v={self.type_v!r} needs flash_attn=True: without it V is stored transposed")
 
@@ -192,7 +202,13 @@ class Session:
     """
 
     def __init__(
-        self, arch: type[Decoder], config: Config, weights: Weights, layout: Layout, options: SessionOptions
+        self,
+        arch: type[Decoder],
+        config: Config,
+        weights: Weights,
+        layout: Layout,
+        options: SessionOptions,
+        fingerprint: str = "",
     ) -> None:
         if options.flash_attn and not arch.flash_attn:
             options = replace(options, flash_attn=False)
@@ -234,7 +250,8 @@ class Session:
         self._tokens: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         self._runs: dict[bool, _Run] = {}  # the last graph, and the last of one token a sequence
         self._step: _Step | None = None
-        self._closed = False
+        self._fingerprint = fingerprint
+        self._closed = self._cancelled = False
         _open_sessions.add(self)
 
     def _make_memory(self, layout: Layout) -> Memory | NoMemory:
@@ -247,6 +264,7 @@ class Session:
             options.flash_attn,
             self._arch(config).max_alibi_bias() > 0,
             config.causal_attn,
+            cast("str | None", options.kv_cache_dir),
         )
         if self._arch.cacheless:
             return NoMemory(config, cache_options)
@@ -272,7 +290,7 @@ class Session:
         nothing changed, where the tokens do not fit, and ValueError for ids out of range.
         """
         with self._lock:
-            step = self._step
+            step = None if self._cancelled else self._step
             if step is not None and (tokens := step.tokens_of(((seq_id, token_ids, logits),), self._config.n_vocab)):
                 rows = self._follow(step, tokens)
                 return rows.copy() if copy else rows
@@ -289,7 +307,7 @@ class Session:
         """
         items = tuple(batch)  # before the lock: the caller's iterator may ask this session
         with self._lock:
-            self._check_open()
+            self._begin()
             if not self._arch.logits:
                 raise UnsupportedArchitectureError(
                     f"{self._config.architecture} models give no logits, see Session.embed"
@@ -331,7 +349,7 @@ class Session:
             raise ValueError(f"pooling: expected None, {names}, got {pooling!r:.60}")
         items = tuple(batch)
         with self._lock:
-            self._check_open()
+            self._begin()
             if pooling == "rank" and not any(name in self._weights for name in ("cls.weight", "cls.output.weight")):
                 raise UnsupportedArchitectureError('pooling="rank": the model has no classifier, so it is no reranker')
             parts = [self._part(seq_id, token_ids, "all") for seq_id, token_ids in items]
@@ -511,13 +529,16 @@ class Session:
         if run.inputs.far:
             run.inputs.send()
         self._backends[-1].set_n_threads(self.n_threads if len(run.tokens) == 1 else self.n_threads_batch)
-        if not run.scheduler.compute(run.graph):
+        self._compute_graph(run.scheduler, run.graph)
+
+    def _compute_graph(self, scheduler: Scheduler, graph: Graph) -> None:
+        if self._cancelled or not scheduler.compute(graph):
             if _exiting.is_set():  # this thread goes no further, as it would only report the stop
                 with contextlib.suppress(RuntimeError):  # once it is free: it may be held more than once
                     while True:
                         self._lock.release()
                 threading.Event().wait()
-            raise BackendError("the computation was stopped")
+            raise StoppedError("the computation was stopped")
 
     def _build(
         self, stepping: bool, key: tuple[object, ...], output: Output, ubatch: MicroBatch, placements: list[Place]
@@ -540,22 +561,7 @@ class Session:
         elif pooled_by in ("last", "cls"):
             pool = g.input(GGMLType.I32, len(ubatch.runs), name="cls")
         caches = self._memory.inputs(g, placements, n_tokens)
-        inputs = GraphInputs(
-            g=g,
-            graph=graph,
-            weights=self._weights,
-            rope=self._rope,
-            flash_attn=self.options.flash_attn,
-            use_long_factors=self.n_ctx_seq > self._rope.n_ctx_orig,
-            tokens=tokens,
-            positions=positions,
-            out_ids=out_ids,
-            attention=lambda il: caches[self._memory.cache_of_layer[il]],  # type: ignore[arg-type,return-value]
-            states=next((cache for cache in caches if isinstance(cache, StateInputs)), None),
-            embeddings=output != "logits",
-            pool=pool,
-            classify=output == "rank",
-        )
+        inputs = self._graph_inputs(g, graph, tokens, positions, out_ids, caches, output, pool)
         result = self._arch(self._config, inputs).build()
         unused = (tensor for cache in caches for tensor in cache.tensors)
         for tensor in (positions, *unused, *(tensor for tensor, _ in inputs.derived)):
@@ -576,6 +582,34 @@ class Session:
             None if pool is None else arrays.array(pool),
             caches, result, in_place,
         )  # fmt: skip
+
+    def _graph_inputs(
+        self,
+        g: Context,
+        graph: Graph,
+        tokens: Tensor,
+        positions: Tensor,
+        out_ids: Tensor | None,
+        caches: Sequence[CacheInputs],
+        output: Output = "logits",
+        pool: Tensor | None = None,
+    ) -> GraphInputs:
+        return GraphInputs(
+            g=g,
+            graph=graph,
+            weights=self._weights,
+            rope=self._rope,
+            flash_attn=self.options.flash_attn,
+            use_long_factors=self.n_ctx_seq > self._rope.n_ctx_orig,
+            tokens=tokens,
+            positions=positions,
+            out_ids=out_ids,
+            attention=lambda il: caches[self._memory.cache_of_layer[il]],  # type: ignore[arg-type,return-value]
+            states=next((cache for cache in caches if isinstance(cache, StateInputs)), None),
+            embeddings=output != "logits",
+            pool=pool,
+            classify=output == "rank",
+        )
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -626,7 +660,159 @@ class Session:
             for tokens in self._tokens if seq_id is None else (self._tokens[seq_id],):
                 tokens.clear()
 
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        """Drop n_discard tokens behind the first n_keep of a sequence, and let those behind them move up.
+
+        Keys are rotated to their new positions; what tokens have seen of the dropped ones stays in them, as in
+        llama.cpp (llama_memory_seq_rm, llama_memory_seq_add), whose bits these are. Never done unless asked for.
+        Raises, with nothing changed, ContextLengthError where a fork shares cells or a window has lost some, and
+        UnsupportedArchitectureError where positions are not to be changed: recurrent layers, several positions for a
+        token, learned ones. A failure in the middle (BackendError, `cancel`) leaves the sequence empty.
+        """
+        with self._lock:
+            self._begin()
+            seq_id = self._seq(seq_id)
+            tokens = self._tokens[seq_id]
+            n_keep = integer("n_keep", n_keep, 0, len(tokens))
+            n_discard = integer("n_discard", n_discard, 0, len(tokens) - n_keep)
+            if not n_discard:
+                return
+            caches = self._shiftable()
+            if n_keep + n_discard == len(tokens):
+                self.trim(seq_id, n_keep)
+                return
+            for cache in caches:
+                cache.check_shift(seq_id, n_keep, n_discard)
+            turn = self._build_shift(caches, seq_id)
+            self._step = None
+            try:
+                added = [cache.shift(seq_id, n_keep, n_discard) for cache in caches]
+                if turn is not None:
+                    turn(added)
+            except BaseException:
+                self._memory.trim(seq_id, 0)
+                tokens.clear()
+                raise
+            del tokens[n_keep : n_keep + n_discard]
+
+    def _shiftable(self) -> list[KVCache]:
+        """Return the caches whose keys can be given other positions; UnsupportedArchitectureError where one cannot."""
+        caches = [cache for cache in self._memory.caches if isinstance(cache, KVCache)]
+        if len(caches) < len(self._memory.caches):
+            why = "nothing stays of a call" if self._arch.cacheless else "recurrent layers do not know positions"
+        elif self._n_planes > 1:
+            why = "a token has several positions"
+        elif "position_embd.weight" in self._weights:
+            why = "positions are a part of what it stores"
+        else:
+            return caches
+        raise UnsupportedArchitectureError(f"{self._config.architecture}: sequences cannot be shifted: {why}")
+
+    def _build_shift(self, caches: list[KVCache], seq_id: int) -> Callable[[list[npt.NDArray[np.int32]]], None] | None:
+        """Build what rotates the keys of a sequence's stream, by cells' differences (llama.cpp's build_graph_shift).
+
+        None where no layer rotates them.
+        """
+        g = Context(2 * self._n_nodes)
+        graph = g.new_graph(self._n_nodes)
+        by, rotations = [], []
+        for cache in caches:
+            stream, _ = cache.stream_row(seq_id)
+            n = cache.cells[stream].end
+            by.append(g.input(GGMLType.I32, n, name="k_shift"))
+            rot = None if cache.k_rot is None else g.input(GGMLType.F32, *cache.k_rot.shape, name="k_rot")
+            rotations += [] if rot is None else [(rot, cache.k_rot)]
+            decoder = self._arch(self._config, self._graph_inputs(g, graph, by[-1], by[-1], None, ()))
+            for il in filter(decoder.rotates, cache.k):
+                graph.expand(decoder.turned(cache.rotating_keys(g, il, decoder.n_rot(il), stream, n), rot, il))
+        if not len(graph):
+            return None
+        for tensor in (*by, *(rot for rot, _ in rotations)):
+            graph.expand(tensor)
+        scheduler = Scheduler(self._backends, self._n_nodes)
+        scheduler.alloc(graph)
+
+        def turn(added: list[npt.NDArray[np.int32]]) -> None:
+            inputs = Inputs()
+            for tensor, values in zip(by, added, strict=True):
+                array = inputs.array(tensor)
+                array[: len(values)], array[len(values) :] = values, 0  # cells behind are no longer used
+            for rot, matrix in rotations:
+                inputs.array(rot)[:] = matrix
+            inputs.send()
+            self._backends[-1].set_n_threads(self.n_threads_batch)
+            self._compute_graph(scheduler, graph)
+
+        return turn
+
+    # --------------------------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | os.PathLike[str], seq_id: int | None = None) -> None:
+        """Write what all sequences hold, or one, to a file, from which `load` goes on as if nothing had happened.
+
+        The file has the cells in use only, and the model's fingerprint in place of the model. It takes the path's place
+        once it is whole and on the disk; only its owner may read it. OSError where it cannot be written.
+        """
+        with self._lock:
+            self._check_open()
+            snapshots.save(path, self._subject(), None if seq_id is None else self._seq(seq_id))
+
+    def load(self, path: str | os.PathLike[str], seq_id: int | None = None) -> None:
+        """Let the session, or one of its sequences, hold what `save` wrote, in the place of what it held.
+
+        A whole session comes back in one of the same options, to the last bit; `n_ctx` may be another, if it fits. One
+        sequence may become any, of any session with the same types of caches, to the last bit if each has a stream.
+        SnapshotError for a file that is damaged or another model's, ContextLengthError where it does not fit, OSError
+        where it cannot be read; nothing has changed then.
+        """
+        with self._lock:
+            self._check_open()
+            self._step = None
+            snapshots.load(path, self._subject(), None if seq_id is None else self._seq(seq_id))
+
+    def _subject(self) -> snapshots.Subject:
+        if isinstance(self._memory, NoMemory):
+            raise UnsupportedArchitectureError(
+                f"{self._config.architecture}: nothing stays of a call, so there is nothing to save or load"
+            )
+        options, caches = self.options, [cache for cache in self._memory.caches if isinstance(cache, KVCache)]
+        windowed = any(cache.window for cache in caches)
+        return snapshots.Subject(
+            self._memory,
+            self._tokens,
+            {"architecture": self._config.architecture, "fingerprint": self._fingerprint},
+            {
+                "byteorder": sys.byteorder,
+                "type_k": options.type_k,
+                "type_v": options.type_v,
+                "flash_attn": options.flash_attn,
+                "swa_full": options.swa_full if windowed else None,
+                "n_seq_max": options.n_seq_max,
+                "n_stream": caches[0].n_stream if caches else None,
+            },
+            min(self.n_ctx_seq, self._n_positions),
+            self._config.n_vocab,
+        )
+
     # ----------------------------------------------------------------------------------------------------- lifetime
+
+    def cancel(self) -> None:
+        """Stop what another thread computes with this session, in the middle of a graph (CPU) or of a prompt.
+
+        The call there raises StoppedError; what it had computed stays (`n_past` says how much), and the session can be
+        used as before. Where nothing computes nothing happens: a call that begins later, or waits, is not stopped.
+        """
+        self._cancelled = True
+        self._scheduler.cancel()
+
+    def _begin(self) -> None:
+        """Begin a computation: check that it can be, and forget a `cancel` that was meant for an earlier one."""
+        self._check_open()
+        if self._cancelled:
+            self._cancelled = False
+            self._scheduler.resume()
+            if _exiting.is_set():
+                self._scheduler.cancel()
 
     @property
     def lock(self) -> contextlib.AbstractContextManager[Any]:

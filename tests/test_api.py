@@ -18,8 +18,8 @@ from ggufpy import GGUFFile, Model, Session, Tokenizer, errors
 NAMES = {
     "BackendError", "BuildError", "ClosedError", "Completion", "CompletionChunk", "ContextLengthError", "Device",
     "DownloadError", "DumpError", "GGUFError", "GGUFFile", "GGUFWriter", "GgufpyError", "GraphError", "Model",
-    "SamplingError", "SamplingParams", "Session", "TemplateError", "Tokenizer", "TokenizerError",
-    "UnsupportedArchitectureError", "__version__", "build_info", "devices",
+    "SamplingError", "SamplingParams", "Session", "SnapshotError", "StoppedError", "TemplateError", "Tokenizer",
+    "TokenizerError", "UnsupportedArchitectureError", "__version__", "build_info", "devices",
 }  # fmt: skip
 MODULES = {"arch", "hub", "reference", "testing"}
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -35,6 +35,10 @@ PARAMETERS: dict[Callable[..., Any], str] = {
     Session.trim: "seq_id n",
     Session.fork: "src dst",
     Session.clear: "seq_id",
+    Session.save: "path seq_id",
+    Session.load: "path seq_id",
+    Session.shift: "seq_id n_keep n_discard",
+    Session.cancel: "",
     Tokenizer.encode: "text add_special parse_special",
     Tokenizer.decode: "ids skip_special_tokens",
     GGUFFile.data: "name",
@@ -44,7 +48,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
 }
 OPTIONS = [
     "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn", "type_k", "type_v",
-    "kv_unified", "swa_full",
+    "kv_unified", "swa_full", "kv_cache_dir",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import pytest
 from helpers.forced import Forced, Pieces, complete_all
 
 from ggufpy import Model, SamplingParams, engine
+from ggufpy.backend import Scheduler
 from ggufpy.engine import Engine
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
 
@@ -464,22 +465,29 @@ def test_a_cancelled_task_gives_its_session_back(tiny_model: Model) -> None:
     assert expected == asyncio.run(main())
 
 
-def test_the_event_loop_goes_on(tiny_model: Model) -> None:
-    """While answers are computed the loop turns: its longest pause stays far below the whole computation."""
+def test_the_event_loop_goes_on(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While micro-batches are computed, here slowly, the loop turns several times for each of them."""
+    compute, n_computed = Scheduler.compute, 0
 
-    async def main() -> tuple[float, float]:
-        longest, last = 0.0, time.perf_counter()
-        start = last
-        task = asyncio.create_task(tiny_model.agenerate(TEXTS * 8, temperature=0, max_tokens=100, ignore_eos=True))
+    def slow(*arguments: Any) -> bool:
+        nonlocal n_computed
+        n_computed += 1
+        time.sleep(0.03)  # without Python's lock, as in ggml
+        return compute(*arguments)
+
+    monkeypatch.setattr(Scheduler, "compute", slow)
+
+    async def main() -> int:
+        n_turns = 0
+        task = asyncio.create_task(tiny_model.agenerate(TEXTS, **FIXED))
         while not task.done():
-            await asyncio.sleep(0)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
+            await asyncio.sleep(0.001)
+            n_turns += 1
         await task
-        return longest, last - start
+        return n_turns
 
-    longest, whole = asyncio.run(main())
-    assert longest < whole / 3
+    n_turns = asyncio.run(main())
+    assert n_turns > 3 * n_computed > 24
 
 
 # ------------------------------------------------------------------------------------------------------- leaks

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from helpers.rewrite import rewrite
 from helpers.scripts import IN_THREADS, run
 
-from ggufpy import BackendError, ClosedError, ContextLengthError, Model, Session
+from ggufpy import BackendError, ClosedError, ContextLengthError, Model, Session, StoppedError
 from ggufpy.backend import physical_cores
 from ggufpy.session import CACHE_TYPES, MAX_CELLS
 
@@ -746,10 +749,126 @@ def test_a_cancelled_computation_is_a_typed_error(llama: Model) -> None:
     with llama.session(**SMALL) as session:
         session.decode([1, 2, 3])
         session._scheduler.cancel()
-        with pytest.raises(BackendError, match="stopped"):
+        with pytest.raises(StoppedError, match="stopped"):
             session.decode([4])
         assert 3 == session.n_past()
         assert near(fresh(llama, [1, 2, 3, 4]), session.decode([4]))
+
+
+def test_cancelling_when_nothing_computes_does_nothing(llama: Model) -> None:
+    """Calls that begin later are not stopped: prompts, short steps and embeddings."""
+    with llama.session(**SMALL) as session, llama.session(**SMALL) as other:
+        for tokens in (ids(9), [4], [5], [6]):
+            session.cancel()
+            assert same(other.decode(tokens), session.decode(tokens))
+        session.trim(0, 0)
+        session.cancel()
+        assert (3, 128) == session.embed([1, 2, 3]).shape
+    session.cancel()
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_unified": True, "n_seq_max": 2}], ids=str)
+def test_a_prompt_is_cancelled_between_its_micro_batches(
+    options: dict[str, Any], llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was computed stays, to the last bit, and the rest can be given again."""
+    options = {"n_ctx": 512, "n_threads": 1, "n_ubatch": 16, **options}
+    with llama.session(**options) as session, llama.session(**options) as other:
+        compute, computed = session._compute_graph, []
+
+        def computing(*arguments: Any) -> None:
+            compute(*arguments)
+            computed.append(1)
+            if len(computed) == 3:
+                session.cancel()
+
+        monkeypatch.setattr(session, "_compute_graph", computing)
+        with pytest.raises(StoppedError, match="the computation was stopped"):
+            session.decode(ids(200))
+        assert (48, ids(200)[:48]) == (session.n_past(), session.tokens())
+        other.decode(ids(200)[:48])
+        assert same(other.decode(ids(200)[48:]), session.decode(ids(200)[48:]))
+
+
+def test_another_thread_cancels_a_prompt_in_the_middle(smollm2_path: Path) -> None:
+    """Long before it would have ended, and the thread that waits for its turn is not stopped."""
+    with Model.load(smollm2_path) as model, model.session(n_ctx=2048, n_ubatch=64, n_threads=1, n_seq_max=2) as session:
+        prompt, raised, row = np.random.default_rng(0).integers(2, 40000, 900).tolist(), [], []
+
+        def compute() -> None:
+            try:
+                session.decode(prompt)
+            except StoppedError as error:
+                raised.append(error)
+
+        worker = threading.Thread(target=compute)
+        worker.start()
+        while not session._runs:  # nothing computes yet
+            time.sleep(0.001)
+        waiting = threading.Thread(target=lambda: row.append(session.decode([5], seq_id=1)))
+        waiting.start()
+        time.sleep(0.05)
+        session.cancel()
+        worker.join(20)
+        waiting.join(20)
+        assert (1, 1) == (len(raised), len(row))
+        n_past = session.n_past()
+        assert n_past < 900
+        assert 0 == n_past % 64
+        assert prompt[:n_past] == session.tokens()
+        assert 1 == session.n_past(1)
+        session.decode(prompt[n_past : n_past + 3])
+        assert n_past + 3 == session.n_past()
+
+
+# ------------------------------------------------------------------------------------------------- a cache in a file
+
+
+def test_a_cache_in_a_file_gives_the_same_bits(llama: Model, windowed: Model, tmp_path: Path) -> None:
+    """The file has no name, is mapped, and goes with the session."""
+    n_files = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
+    for model in (llama, windowed):
+        with model.session(**SMALL, n_seq_max=2, kv_cache_dir=tmp_path) as session:
+            with model.session(**SMALL, n_seq_max=2) as other:
+                for each in (session, other):
+                    each.decode(ids(40))
+                    each.fork(0, 1)
+                assert all(same(other.decode([i], seq_id=1), session.decode([i], seq_id=1)) for i in range(2, 9))
+            assert [] == list(tmp_path.iterdir())
+            if sys.platform == "linux":
+                assert str(tmp_path) in Path("/proc/self/maps").read_text()
+        del session
+        if sys.platform == "linux":
+            assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+            assert n_files == len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_folder_for_the_cache_has_to_be_one(llama: Model, tmp_path: Path) -> None:
+    """It is asked for by its name, and opened at once."""
+    with pytest.raises(ValueError, match="kv_cache_dir: expected a folder's path or None, got 3"):
+        llama.session(**SMALL, kv_cache_dir=3)
+    with pytest.raises(FileNotFoundError):
+        llama.session(**SMALL, kv_cache_dir=tmp_path / "nowhere")
+
+
+FULL = """
+import resource, sys
+from ggufpy import BackendError, Model
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+model = Model.load(sys.argv[1])
+model.session(n_ctx=256, kv_cache_dir=sys.argv[2]).decode([1, 2, 3])
+try:
+    model.session(n_ctx=8192, kv_cache_dir=sys.argv[2])
+except BackendError as error:
+    print(error)
+"""
+
+
+def test_a_disk_without_room_is_an_error_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    """It names the folder, what is needed and what is free; no signal comes later."""
+    told = run(FULL, tiny("llama", n_ctx_train=8192), tmp_path)
+    assert told.startswith(f"{tmp_path}: expected room for a file of ")
+    assert "are free (File too large)" in told
 
 
 # --------------------------------------------------------------------------------------------------- types of caches

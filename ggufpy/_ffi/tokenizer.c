@@ -1,5 +1,5 @@
 /* Owns the inner loops of the tokenizers, for texts that are long enough to be worth it. What they compute is defined
-   by their Python twins in ggufpy/tokenizer: merging.py, lattice.py, longest.py. Knows nothing of ggml. */
+   by their Python twins in ggufpy/tokenizer: merging.py, lattice.py, longest.py, charsmap.py. Knows nothing of ggml. */
 
 /* --- names: strings of bytes and their indices ---------------------------------------------------------------- */
 
@@ -269,22 +269,25 @@ static int32_t ggufpy_merge(const struct ggufpy_merging * how, const char * text
 
 /* Return the longest token that the bytes begin with, and its size; -1 and 1 when there is none. */
 static int32_t longest(const ggufpy_names * tokens, const uint8_t * bytes, uint32_t n, uint32_t * size) {
-    int32_t id = -1;
-    uint64_t hash = 0;
-    *size = 1;
-    for (uint32_t k = 1; k <= n; k++) {
-        hash = hashed(hash, bytes[k - 1]);
-        int marked = marks(tokens, hash);
-        if (!(marked & BEGINNING)) {
-            break;
+    for (uint32_t end = 0;; n = end - 1, end = 0) { /* again for a wrong mark */
+        uint64_t hash = 0, found = 0;
+        for (uint32_t k = 1; k <= n; k++) {
+            hash = hashed(hash, bytes[k - 1]);
+            int marked = marks(tokens, hash);
+            if (!(marked & BEGINNING)) {
+                break;
+            }
+            if (marked & STRING) {
+                end = k;
+                found = hash;
+            }
         }
-        int32_t found = marked & STRING ? find_one(tokens, hash, bytes, k) : -1;
-        if (found >= 0) {
-            id = found;
-            *size = k;
+        int32_t id = end ? find_one(tokens, found, bytes, end) : -1;
+        if (id >= 0 || !end) {
+            *size = end ? end : 1;
+            return id;
         }
     }
-    return id;
 }
 
 /* Write the ids of a text, -1 for a byte that begins no token; return how many there are. */
@@ -329,13 +332,84 @@ static int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, co
     return count;
 }
 
+/* --- the character map ------------------------------------------------------------------------------------------- */
+
+struct ggufpy_charsmap {
+    const uint32_t * nodes;
+    uint32_t n_nodes;
+    const char * replacements; /* each ends with a zero byte */
+    uint32_t n_replacements;   /* bytes up to the last one */
+    const ggufpy_names * kept; /* all beginnings of what is not replaced */
+};
+
+static inline uint32_t children(uint32_t node) { return node >> 10 << (node & 1 << 9 ? 8 : 0); }
+
+/* Return what replaces the longest match at the beginning and set its size; NULL for none. Clears `ok` for a bad map. */
+static const char * replacement(const struct ggufpy_charsmap * map, const uint8_t * bytes, uint32_t n, uint32_t * size,
+                                bool * ok) {
+    int64_t found = -1;
+    uint32_t at = map->n_nodes ? children(map->nodes[0]) : 0;
+    for (uint32_t k = 0; map->n_nodes && k < n && bytes[k]; k++) {
+        at ^= bytes[k];
+        uint32_t node = at < map->n_nodes ? map->nodes[at] : 0;
+        *ok = *ok && at < map->n_nodes;
+        if ((node & (1u << 31 | 0xff)) != bytes[k]) {
+            break;
+        }
+        at ^= children(node);
+        if (node >> 8 & 1) {
+            *ok = *ok && at < map->n_nodes;
+            found = *ok ? map->nodes[at] & ~(1u << 31) : 0;
+            *size = k + 1;
+        }
+    }
+    *ok = *ok && found < map->n_replacements;
+    return *ok && found >= 0 ? map->replacements + found : NULL;
+}
+
+/* How long the character is; 0 for a byte that begins none. */
+static uint32_t character(const uint8_t * bytes, uint32_t n) {
+    uint32_t size = promised(bytes[0]);
+    bool good = bytes[0] < 0x80 || (bytes[0] >= 0xc0 && bytes[0] < 0xf8 && size <= n);
+    for (uint32_t k = 1; good && k < size; k++) {
+        good = bytes[k] >> 6 == 2;
+    }
+    return good ? size : 0;
+}
+
+/* Write a text with all that the map knows replaced, if there is room; return its size, or -1 for a bad map. */
+static int64_t ggufpy_replace(const struct ggufpy_charsmap * map, const char * text, uint32_t n, char * out,
+                              int64_t room) {
+    int64_t done = 0;
+    bool ok = true;
+    for (uint32_t at = 0, size, n_part; at < n && ok; at += size, done += n_part) {
+        const uint8_t * bytes = (const uint8_t *) text + at;
+        const char * part = text + at;
+        if (longest(map->kept, bytes, n - at, &size) >= 0) {
+            n_part = size;
+        } else if ((part = replacement(map, bytes, n - at, &size, &ok))) {
+            n_part = (uint32_t) strlen(part);
+        } else if ((n_part = size = character(bytes, n - at))) {
+            part = text + at;
+        } else {
+            part = "\xef\xbf\xbd";
+            n_part = 3;
+            size = 1;
+        }
+        if (done + n_part <= room) {
+            memcpy(out + done, part, n_part);
+        }
+    }
+    return ok ? done : -1;
+}
+
 /* --- the best path ----------------------------------------------------------------------------------------------- */
 
-/* Write the ids of the path with the greatest sum of scores, and where each ends, the last first. A character that is
-   no token costs `cost` and is `unknown`, as are several in a row; if `apart`, each is one, and weighed against a token
-   for it too. */
-static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
-                           const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends) {
+/* Write the ids of the path with the greatest sum of scores, the last first. A character that is no token costs `cost`
+   and is `unknown`, as are several in a row; or, unless `byte_ids` is NULL, these ids of its bytes, and it is weighed
+   against a token for it too. At most one id for each byte. */
+static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown,
+                           const int32_t * byte_ids, const char * text, uint32_t n, int32_t * ids) {
     const uint8_t * bytes = (const uint8_t *) text;
     struct step { double sum; uint32_t start; int32_t id; } * steps = malloc((n + 1) * sizeof(struct step));
     if (!steps) {
@@ -365,16 +439,19 @@ static int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, d
             }
         }
         double sum = steps[start].sum + cost;
-        if ((is_unknown || apart) && sum > steps[start + size].sum) {
+        if ((is_unknown || byte_ids) && sum > steps[start + size].sum) {
             steps[start + size] = (struct step) {sum, start, -1};
         }
     }
     int32_t count = 0;
     for (uint32_t end = n; end; end = steps[end].start) {
         int32_t id = steps[end].id < 0 ? unknown : steps[end].id;
-        if (apart || !count || id != unknown || ids[count - 1] != unknown) {
-            ids[count] = id;
-            id_ends[count++] = end;
+        if (byte_ids && steps[end].id < 0) {
+            for (uint32_t k = steps[end].start; k < end; k++) {
+                ids[count++] = byte_ids[bytes[k]];
+            }
+        } else if (!count || id != unknown || ids[count - 1] != unknown) {
+            ids[count++] = id;
         }
     }
     free(steps);

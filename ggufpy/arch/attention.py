@@ -222,6 +222,17 @@ class SelfAttention(Rotation):
         """Bound the scores where the architecture does; flash attention does it by itself."""
         return self.softcap(kq, self.c.attn_logit_softcapping) if self.c.attn_logit_softcapping else kq
 
+    def turned(self, k: Tensor, rot: Tensor | None, il: int) -> Tensor:
+        """Rotate cached keys [n_rot, n_head_kv, n] in place by the inputs' positions (llama.cpp's K-shift).
+
+        Other than there they are not scaled a second time, where YaRN or the file scales what it rotates.
+        """
+        g, x = self.g, k
+        if k.type not in (GGMLType.F16, GGMLType.F32):
+            x = g.cast(k, GGMLType.F32)
+        x = self.rotate(x if rot is None else self.hadamard(x, rot), il, unscaled=True)
+        return g.cpy(x if rot is None else self.hadamard(x, rot), k)
+
     def hadamard(self, x: Tensor, rot: Tensor) -> Tensor:
         """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""
         g, n = self.g, rot.ne[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -62,9 +63,11 @@ class Rotation(Steps):
         for name in names:
             yield TensorSpec(f"{name}.weight", (n_rot // 2,), optional=True)
 
-    def rotate(self, x: Tensor, il: int) -> Tensor:
-        """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi)."""
+    def rotate(self, x: Tensor, il: int, *, unscaled: bool = False) -> Tensor:
+        """Rotate heads by their positions (ggml_rope_ext, ggml_rope_multi), and do no more if `unscaled`."""
         mode, r = self.rope_mode(), self.rope_of(il)
+        if unscaled:  # what ggml multiplies by itself becomes one
+            r = replace(r, attn_factor=1 / (1 - 0.1 * math.log(r.freq_scale)) if r.ext_factor else 1.0)
         assert mode is not None
         scaling = r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow
         at, factors, n = self.inputs.positions, self.factors(il), self.n_rot(il)

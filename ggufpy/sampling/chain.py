@@ -33,7 +33,7 @@ Choice = Callable[[Candidates], int]
 class Sampler:
     """Choose the tokens of one sequence, one row of logits after another. Not for two sequences or threads."""
 
-    __slots__ = ("_biases", "_choose", "_filters", "_n_vocab", "_penalties", "seed")
+    __slots__ = ("_biases", "_choose", "_filters", "_n_vocab", "_never", "_penalties", "seed")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Sampler:
         self._biases: tuple[Edit, ...] = tuple(_biases(params, n_vocab, banned, ends, n_prompt))
         self._penalties: tuple[Edit, ...] = () if params.mirostat else tuple(_penalties(params, breakers or {}))
         self._filters: tuple[Filter, ...] = tuple(_filters(params, self.seed))
+        self._never = None if self._penalties else _banned_alone(params, banned)
         self._choose: Choice | None = None if params.greedy else _choice(params, self.seed, n_vocab)
 
     def sample(self, row: Floats, history: Sequence[int] = (), *, mask: object = None) -> int:
@@ -73,6 +74,8 @@ class Sampler:
             raise SamplingError(f"logits: expected shape [{self._n_vocab}], got {list(row.shape)}")
         row = row[: self._n_vocab]
         best = best_token(row)
+        if self._never is not None and mask is None and best not in self._never:
+            return best
         edited = self._edit(row, history, mask)
         if edited is not row:
             row, best = edited, best_token(edited)
@@ -92,6 +95,13 @@ class Sampler:
         for edit in self._penalties:
             row = edit(row, history)
         return row
+
+
+def _banned_alone(p: SamplingParams, banned: Iterable[int]) -> frozenset[int] | None:
+    """Return the banned tokens of a greedy choice that nothing else changes: the best of the others needs no copy."""
+    if not p.greedy or p.logits_processors or p.logit_bias or p.min_tokens:
+        return None
+    return frozenset((*banned, *p.banned_token_ids))
 
 
 def _biases(

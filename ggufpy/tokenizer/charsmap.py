@@ -13,20 +13,17 @@ import re
 import sys
 from array import array
 from collections.abc import Iterator
-from functools import reduce
-from operator import or_
 
 from ggufpy.errors import TokenizerError
+from ggufpy.tokenizer import native
 
 __all__ = ["CharacterMap"]
 
 _KEY = "tokenizer.ggml.precompiled_charsmap"
 _LABEL = 1 << 31 | 0xFF
 _INDEX = (1 << 31) - 1
-_ASCII_OR_NOT = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 _CHARACTER = re.compile(rb"[\0-\x7f]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3}")
 _REPLACEMENT = "\ufffd".encode()
-_MAX_CACHED = 1 << 16
 
 
 class CharacterMap:
@@ -42,74 +39,31 @@ class CharacterMap:
             self._nodes.byteswap()
         self._replacements = data[4 + size :]
         self._kept = {name[:end] for name in kept for end in range(1, len(name) + 1)}
-        self._single: dict[int, str] = {}  # what becomes of a character that no match goes beyond
-        self._runs: dict[str, bytes] = {}  # and of characters that one may go over
-        self._leads: dict[bytes, int] = {}  # the bytes with which a match may go on after some bytes, as bits
+        self._native: native.Replacing | None = None
+        if native.available():
+            self._native = native.Replacing(self._nodes, self._replacements, list(self._kept))
 
     def normalize(self, text: str) -> bytes:
         """Return the text with all that the map knows replaced, and U+FFFD for surrogate escapes (bad bytes)."""
-        return b"".join(self._run(part) if is_run else self._translated(part) for is_run, part in self._parts(text))
+        data = text.encode("utf-8", "surrogateescape")
+        found = self._native.replaced(data) if self._native else None
+        return b"".join(part for _, part in self._replaced(data)) if found is None else found
 
     def normalized_characters(self, text: str) -> list[bytes | None]:
         """Return the same for each character: what replaces several for the first of them, None for the others."""
+        encoded = [char.encode("utf-8", "surrogateescape") for char in text]
+        parts = dict(self._replaced(b"".join(encoded)))
         found: list[bytes | None] = []
-        for is_run, part in self._parts(text):
-            found += [self._run(part), *[None] * (len(part) - 1)] if is_run else map(self._translated, part)
+        at = 0
+        for char in encoded:
+            inside = [parts[i] for i in range(at, at + len(char)) if i in parts]
+            found.append(b"".join(inside) if inside else None)
+            at += len(char)
         return found
 
-    def _parts(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Cut the text into runs of characters that a match may go over, and others that become something each."""
-        chars = set(text)
-        for code in [code for code in map(ord, chars) if code not in self._single]:
-            replaced = self._replaced(chr(code).encode("utf-8", "surrogateescape"))
-            self._single[code] = replaced.decode("utf-8", "surrogateescape")
-        followers = re.escape("".join(sorted(self._followers(chars))))
-        parts = re.split(f"([^{followers}]?[{followers}]+)", text) if followers else [text]
-        for i, part in enumerate(parts):
-            yield bool(i % 2), part
-
-    def _translated(self, text: str) -> bytes:
-        parts = [part.translate(self._single) for part in _ASCII_OR_NOT.findall(text)]  # ASCII is much quicker alone
-        return "".join(parts).encode("utf-8", "surrogateescape")
-
-    def _run(self, text: str) -> bytes:
-        if text not in self._runs:
-            if len(self._runs) > _MAX_CACHED:
-                self._runs.clear()
-            self._runs[text] = self._replaced(text.encode("utf-8", "surrogateescape"))
-        return self._runs[text]
-
-    def _followers(self, chars: set[str]) -> set[str]:
-        """Return those of the characters over which a match may go that begins before them."""
-        encoded = {char: char.encode("utf-8", "surrogateescape") for char in chars}
-        followers, beginnings = set(), list(encoded.values())
-        while beginnings:
-            begun = [(one, leads) for one in beginnings if (leads := self._leads_after(one))]
-            leads = reduce(or_, (leads for _, leads in begun), 0)
-            beginnings = []
-            for char, data in encoded.items():
-                if leads >> data[0] & 1:
-                    longer = [
-                        one + data for one, leads in begun if leads >> data[0] & 1 and self._goes_over(one + data)
-                    ]
-                    followers |= {char} if longer else set()
-                    beginnings += longer
-        return followers
-
-    def _leads_after(self, data: bytes) -> int:
-        if data not in self._leads:
-            node = self._node_after(data)
-            trie = [] if node is None else [byte for byte in range(1, 256) if self._node(node ^ byte) & _LABEL == byte]
-            kept = [byte for byte in range(256) if data + bytes([byte]) in self._kept] if data in self._kept else []
-            self._leads[data] = sum(1 << byte for byte in {*trie, *kept})
-        return self._leads[data]
-
-    def _goes_over(self, data: bytes) -> bool:
-        return data in self._kept or self._node_after(data) is not None
-
-    def _replaced(self, data: bytes) -> bytes:
-        """Replace from left to right, whatever there is."""
-        at, parts = 0, []
+    def _replaced(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield, from left to right, where each match begins, or what is none, and what becomes of it."""
+        at = 0
         while at < len(data):
             length = self._kept_length(data, at)
             part = data[at : at + length]
@@ -119,9 +73,8 @@ class CharacterMap:
                 found = _CHARACTER.match(data, at)
                 part = found[0] if found else _REPLACEMENT
                 length = len(part) if found else 1
-            parts.append(part)
+            yield at, part
             at += length
-        return b"".join(parts)
 
     def _kept_length(self, data: bytes, at: int) -> int:
         length = 0
@@ -137,11 +90,6 @@ class CharacterMap:
             if is_leaf:
                 length, index = end - at, self._node(node) & _INDEX
         return length, self._replacement(index) if length else b""
-
-    def _node_after(self, data: bytes) -> int | None:
-        """Return where the children of the node are that some bytes lead to, None when none begins with them."""
-        steps = [node for _, node in self._walk(data, 0)]
-        return steps[-1] if len(steps) == len(data) else None
 
     def _walk(self, data: bytes, at: int) -> Iterator[tuple[int, int]]:
         """Yield, for each byte as far as the trie goes, whether a match ends there and where its children are."""

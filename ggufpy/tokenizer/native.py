@@ -1,7 +1,7 @@
 """The tokenizers' inner loops in C (`_ffi/tokenizer.c`), for those that have a long text and the compiled part.
 
 Owns: what C needs of a vocabulary, and calling it. Does not own: what is computed, which the Python twins of these
-loops say (`merging.py`, `longest.py`, `lattice.py`), or when it is worth it.
+loops say (`merging.py`, `longest.py`, `lattice.py`, `charsmap.py`), or when it is worth it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ggufpy.errors import TokenizerError
 
-__all__ = ["BestPath", "LongestTokens", "MergedWords", "available"]
+__all__ = ["BestPath", "LongestTokens", "MergedWords", "Replacing", "available"]
 
 
 @cache
@@ -35,6 +35,11 @@ def _parts() -> tuple[Any, Any]:
     found = _compiled()
     assert found is not None
     return found
+
+
+def _check_size(n: int) -> None:
+    if n >= 1 << 31:
+        raise TokenizerError("the text is longer than 1 GiB: too long to be encoded at once")
 
 
 class _Strings:
@@ -65,8 +70,7 @@ class _Output:
 
     def __init__(self, n_ids: int, n_ends: int = 0) -> None:
         ffi, _ = _parts()
-        if n_ids >= 1 << 31:
-            raise TokenizerError("the text is longer than 1 GiB: too long to be encoded at once")
+        _check_size(n_ids)
         self.ids, self.ends = array("i", [0]) * n_ids, array("I", [0]) * n_ends
         self.c_ids, self.c_ends = ffi.from_buffer("int32_t[]", self.ids), ffi.from_buffer("uint32_t[]", self.ends)
 
@@ -143,29 +147,50 @@ class LongestTokens:
         return out.first(C.ggufpy_wordpiece(tokens, unknown, self._space, alone, text, len(text), out.c_ids))
 
 
+class Replacing:
+    """Replace what a character map knows: see `charsmap.py`. `kept`: all beginnings of what is not replaced."""
+
+    def __init__(self, nodes: array[int], replacements: bytes, kept: Sequence[bytes]) -> None:
+        ffi, _ = _parts()
+        self._kept = _Names(kept)
+        c_nodes, c_replacements = ffi.from_buffer("uint32_t[]", nodes), ffi.from_buffer(replacements)
+        how = {"nodes": c_nodes, "n_nodes": len(nodes), "replacements": c_replacements, "kept": self._kept.pointer}
+        how["n_replacements"] = replacements.rfind(b"\0") + 1
+        self._referred = how  # the structure refers to all of these
+        self._how = ffi.new("struct ggufpy_charsmap *", how)
+
+    def replaced(self, text: bytes) -> bytes | None:
+        """Return the text with all of it replaced, None for a broken map."""
+        ffi, C = _parts()  # noqa: N806
+        _check_size(len(text))
+        size, room = len(text), -1
+        while size > room:
+            room = size
+            out = ffi.new("char[]", room + 1)
+            size = C.ggufpy_replace(self._how, text, len(text), out, room)
+        return None if size < 0 else bytes(ffi.buffer(out, size))
+
+
 class BestPath:
     """Find the path with the greatest sum of scores: see `lattice.py`."""
 
     def __init__(
-        self, tokens: Sequence[bytes], scores: Sequence[float], *, cost: float, unknown: int = -1, apart: bool = False
+        self,
+        tokens: Sequence[bytes],
+        scores: Sequence[float],
+        *,
+        cost: float,
+        unknown: int = -1,
+        byte_ids: Sequence[int] | None = None,
     ) -> None:
         ffi, _ = _parts()
         self._tokens = _Names(tokens)
-        self._scores = array("d", scores)
-        self._c_scores = ffi.from_buffer("double[]", self._scores)
-        self._unknown = (cost, unknown, apart)
+        self._arrays = [array("d", scores), array("i", byte_ids or ())]
+        c_byte_ids = ffi.from_buffer("int32_t[]", self._arrays[1]) if byte_ids else ffi.NULL
+        self._how = (self._tokens.pointer, ffi.from_buffer("double[]", self._arrays[0]), cost, unknown, c_byte_ids)
 
-    def best(self, text: bytes) -> list[int]:
-        """Return the ids of the path."""
-        return self._backwards(text)[0][::-1]
-
-    def best_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Return the ids of the path and where each ends."""
-        ids, ends = self._backwards(text)
-        return ids[::-1], ends[: len(ids)].tolist()[::-1]
-
-    def _backwards(self, text: bytes) -> tuple[list[int], array[int]]:
+    def backwards(self, text: bytes) -> list[int]:
+        """Return the ids of the path, the last first."""
         _, C = _parts()  # noqa: N806
-        out, tokens = _Output(len(text), len(text)), self._tokens.pointer
-        n = C.ggufpy_best(tokens, self._c_scores, *self._unknown, text, len(text), out.c_ids, out.c_ends)
-        return out.first(n), out.ends
+        out = _Output(len(text))
+        return out.first(C.ggufpy_best(*self._how, text, len(text), out.c_ids))

@@ -7,7 +7,6 @@ special tokens (`tokenizer.py`).
 from __future__ import annotations
 
 import math
-from itertools import chain, pairwise
 
 from ggufpy.errors import TokenizerError
 from ggufpy.tokenizer import native
@@ -29,24 +28,20 @@ class Plamo2:
     def __init__(self, vocab: Vocabulary) -> None:
         """Prepare the search. Raises TokenizerError when one of the 256 byte tokens is missing."""
         scores = list(map(_score, vocab.scores))
-        bytes_ = [id for id, attr in vocab.unusual.items() if attr & TokenAttr.BYTE]
-        self._bytes = {int(vocab.texts[id][3:5], 16): id for id in bytes_}
+        byte_of = {id: int(vocab.texts[id][3:5], 16) for id, attr in vocab.unusual.items() if attr & TokenAttr.BYTE}
         # Of equally good cuts llama.cpp takes the one that is longer where it starts, and it starts at the end.
         tokens = [_reversed(text) if score > _INVALID else b"" for text, score in zip(vocab.texts, scores, strict=True)]
-        for id in bytes_:
+        for id in byte_of:
             tokens[id] = b""
-        search = native.BestPath if native.available() else Lattice
-        self._lattice = search(tokens, scores, cost=_UNKNOWN, apart=True)
-        if missing := [byte for byte in range(256) if byte not in self._bytes]:
+        ids = {byte: id for id, byte in byte_of.items()}
+        if missing := [byte for byte in range(256) if byte not in ids]:
             raise TokenizerError(f"tokenizer.ggml.tokens: there is no token for the byte 0x{missing[0]:02X}")
+        search = native.BestPath if native.available() else Lattice
+        self._lattice = search(tokens, scores, cost=_UNKNOWN, byte_ids=[ids[byte] for byte in range(256)])
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens."""
-        data = _encoded(relaxed(text).removeprefix(_BYTE_ORDER_MARK)[::-1])
-        ids, ends = self._lattice.best_with_ends(data)
-        parts = zip(ids, pairwise([0, *ends]), strict=True)
-        found = [[id] if id >= 0 else [self._bytes[byte] for byte in data[slice(*place)]] for id, place in parts]
-        return list(chain.from_iterable(reversed(found)))
+        return self._lattice.backwards(_encoded(relaxed(text).removeprefix(_BYTE_ORDER_MARK)[::-1]))
 
     def seen(self, text: str) -> list[bytes]:
         """Return what becomes of each character."""

@@ -15,7 +15,7 @@ from ggufpy.tokenizer.vocab import Vocabulary
 
 __all__ = ["RWKV", "unescaped"]
 
-_ESCAPE = re.compile(rb"\\(?:x(..)|x.?$|(.)|$)", re.DOTALL)
+_ESCAPE = re.compile(rb"((?:\\x[0-9a-f]{2})+)|\\(?:x(..)|x.?$|(.)|$)", re.DOTALL)
 _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
@@ -24,12 +24,14 @@ class RWKV:
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._unknown = vocab.given_ids.get("unk")
-        self._longest = (native.LongestTokens if native.available() else Longest)(list(map(unescaped, vocab.texts)))
+        tokens = list(map(unescaped, vocab.texts))
+        self._has_all_bytes = {bytes([byte]) for byte in range(256)} <= set(tokens)
+        self._longest = (native.LongestTokens if native.available() else Longest)(tokens)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens. Raises TokenizerError for a byte that begins no token."""
         ids = self._longest.encode(text.encode("utf-8", "surrogateescape"))
-        if -1 not in ids:
+        if self._has_all_bytes or -1 not in ids:
             return ids
         if self._unknown is None:
             raise TokenizerError("the text has a byte that begins no token, and there is none for the unknown")
@@ -47,7 +49,9 @@ def unescaped(token: bytes) -> bytes:
 
 def _unescape(found: re.Match[bytes]) -> bytes:
     if found[1]:
-        high, low = (digit - 87 if digit >= 97 else digit - 48 for digit in found[1])
+        return bytes.fromhex(found[1].replace(b"\\x", b"").decode())
+    if found[2]:  # no such digits; llama.cpp reckons all the same
+        high, low = (digit - 87 if digit >= 97 else digit - 48 for digit in found[2])
         return bytes([(high * 16 + low) & 0xFF])
-    char = found[2] or b""
+    char = found[3] or b""
     return _ESCAPED.get(char, char)

@@ -143,8 +143,13 @@ class Tokenizer:
         before, after = self._vocab.around if add_special else ([], [])
         ids = list(map(self._required, before))
         for start, end, id in self._specials.split(text, shadow, parse_special=parse_special):
-            ids += model.encode(text[start:end]) if id is None else [id]
-        return ids + list(map(self._required, after))
+            found = model.encode(text[start:end]) if id is None else [id]
+            if ids:
+                ids += found
+            else:
+                ids = found  # not copied: it may be long
+        ids += map(self._required, after)
+        return ids
 
     def encode_batch(
         self, texts: Iterable[str | bytes], *, add_special: bool = True, parse_special: bool = False

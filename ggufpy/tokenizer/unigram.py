@@ -7,6 +7,7 @@ best cut (`lattice.py`), special tokens and the order of things in a text (`toke
 from __future__ import annotations
 
 import math
+import re
 from array import array
 
 from ggufpy.errors import TokenizerError
@@ -21,6 +22,7 @@ __all__ = ["Unigram"]
 _UNKNOWN_PENALTY = 10.0
 _MATCHED = TokenAttr.NORMAL | TokenAttr.USER_DEFINED | TokenAttr.UNUSED
 _SPACE = SPACE.encode()
+_SPACES = re.compile(b"  +")
 
 
 class Unigram:
@@ -49,7 +51,7 @@ class Unigram:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens. Unknown characters in a row are one unknown token."""
-        ids = self._lattice.best(self._spaced(self._map.normalize(text)))
+        ids = self._lattice.backwards(self._spaced(self._map.normalize(text)))[::-1]
         if -1 in ids:
             raise TokenizerError("the text has a character that is no token, and there is none for the unknown")
         return ids
@@ -65,9 +67,7 @@ class Unigram:
         """
         first = len(text) - len(text.lstrip(b" "))
         if self._merges_spaces:
-            text = text.strip(b" ")
-            while b"  " in text:
-                text = text.replace(b"  ", b" ")
+            text = _SPACES.sub(b" ", text.strip(b" "))
             text = b" " + text if text else b""
         elif self._prefixes and first < len(text):
             text = text[:first] + b" " + text[first:]

@@ -18,5 +18,15 @@ int32_t ggufpy_merge(const struct ggufpy_merging * how, const char * text, const
 int32_t ggufpy_longest(const ggufpy_names * tokens, const char * text, uint32_t n, int32_t * ids);
 int32_t ggufpy_wordpiece(const ggufpy_names * tokens, int32_t unknown, const char * space, const char * alone,
                          const char * text, uint32_t n, int32_t * ids);
-int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown, bool apart,
-                    const char * text, uint32_t n, int32_t * ids, uint32_t * id_ends);
+
+struct ggufpy_charsmap {
+    const uint32_t * nodes;
+    uint32_t n_nodes;
+    const char * replacements;
+    uint32_t n_replacements;
+    const ggufpy_names * kept;
+};
+
+int64_t ggufpy_replace(const struct ggufpy_charsmap * map, const char * text, uint32_t n, char * out, int64_t room);
+int32_t ggufpy_best(const ggufpy_names * tokens, const double * scores, double cost, int32_t unknown,
+                    const int32_t * byte_ids, const char * text, uint32_t n, int32_t * ids);
