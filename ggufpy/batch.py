@@ -115,7 +115,7 @@ def wanted_rows(wanted: Wanted, n: int) -> tuple[Indices, npt.NDArray[np.int64] 
     ordered, order = np.unique(indices, return_inverse=True)
     if len(ordered) < len(indices) or (len(ordered) and not 0 <= ordered[0] <= ordered[-1] < n):
         raise ValueError(f"logits: expected different indices from 0 to {n - 1}, got {wanted!r:.60}")
-    return ordered.astype(np.int64), order
+    return ordered.astype(np.int64), None if np.array_equal(ordered, indices) else order
 
 
 def split(

@@ -19,6 +19,7 @@ control token in the messages, and in the beginning of one at the end of a strin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -30,7 +31,7 @@ from ggufpy.errors import TemplateError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["render", "render_guarded"]
+__all__ = ["fill_guarded", "render", "render_guarded"]
 
 _OLDEST_JINJA = (3, 1, 6)  # older ones have known ways out of the sandbox
 _MAX_OUTPUT = 1 << 26  # characters
@@ -86,6 +87,15 @@ def render_guarded(
         pass  # the template needs to see these characters
     shadow = _render(template, messages, tokens, variables, lambda text: _defused(text, guarded, stand_ins))
     return shadow.translate(originals), shadow
+
+
+def fill_guarded(template: str, values: Mapping[str, str], guarded: Sequence[str]) -> tuple[str, str]:
+    """Return a template with its placeholders, the keys, replaced by the values, and its shadow as `render_guarded`."""
+    edges = sorted({edge for token in guarded for edge in (token[0], token[-1])})
+    stand_ins = {ord(edge): _FIRST_STAND_IN + i for i, edge in enumerate(edges)}
+    names = re.compile("|".join(map(re.escape, values)))
+    text = names.sub(lambda found: values[found[0]], template)
+    return text, names.sub(lambda found: values[found[0]].translate(stand_ins), template)
 
 
 def _refuse_surrogates(given: Sequence[str]) -> None:

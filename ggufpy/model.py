@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
@@ -19,16 +19,18 @@ from ggufpy import arch, snapshots
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
 from ggufpy.batch import integers
-from ggufpy.errors import ClosedError, GGUFError, UnsupportedArchitectureError
+from ggufpy.errors import ClosedError, GGUFError, TokenizerError, UnsupportedArchitectureError
 from ggufpy.gguf import GGUFFile
 from ggufpy.session import MAX_CELLS, MAX_SEQUENCES, Session, SessionOptions, integer, pad
 from ggufpy.weights import Layout, Progress, Weights
 
 # Text, sampling and downloads are imported where they are used: loading a model and decoding ids does without them.
 if TYPE_CHECKING:
+    from ggufpy.batch import FloatArray
     from ggufpy.engine import Step
     from ggufpy.generate import Completion, CompletionChunk
     from ggufpy.sampling import SamplingParams
+    from ggufpy.scoring import Perplexity, Rank, Score
     from ggufpy.speculation import Drafting
     from ggufpy.tokenizer import Tokenizer
 
@@ -40,6 +42,9 @@ Messages = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: [{"role": "user", "content": "..."}]."""
 MAX_NUM_SEQS = 32
 """How many prompts of a list are computed together: enough to make the most of each weight that is read."""
+
+_POOLINGS: tuple[Literal["none", "mean", "cls", "last", "rank"], ...] = ("none", "mean", "cls", "last", "rank")
+"""In the order of `enum llama_pooling_type`."""
 
 
 class Model:
@@ -368,6 +373,144 @@ class Model:
             raise ValueError(f"draft: expected PromptLookup(), a Model or DraftModel(…), got {draft!r:.60}")
         return draft
 
+    # ------------------------------------------------------------------------------------------------------- scoring
+
+    @overload
+    def score(self, prompts: Prompt, continuations: Prompt, **options: Any) -> Score: ...
+    @overload
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], **options: Any
+    ) -> Score | list[Score]: ...
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], **options: Any
+    ) -> Score | list[Score]:
+        """Compute the log-probabilities of continuations behind their prompts; a list of them gives a list.
+
+        Two lists are taken pair by pair; one prompt goes with each of several continuations, and the other way round.
+        Each may be text, in which control tokens are recognized, or token ids; `scoring.encode_pair` says where the
+        prompt's tokens end. Everything is computed in batches, a prompt once however many continuations it has.
+        `options` are those of `session`.
+
+        Raises ValueError for lists of different lengths and for an empty prompt or continuation (an empty text is no
+        prompt where the vocabulary adds no bos), ContextLengthError, TokenizerError, SamplingError and ClosedError.
+        """
+        from ggufpy import scoring
+
+        self._check_can_continue(None)
+        pairs = [scoring.encode_pair(self.tokenizer, *pair) for pair in _side_by_side(prompts, continuations)]
+        n_seq_max = min(max(scoring.MIN_SEQUENCES, 1 + 2 * len(pairs)), scoring.MAX_SEQUENCES)
+        with self.session(**{"n_seq_max": n_seq_max, "kv_unified": True, **options}) as session:
+            scores = scoring.score(session, pairs)
+        return scores[0] if _is_single(prompts) and _is_single(continuations) else scores
+
+    def perplexity(
+        self,
+        text: Prompt,
+        *,
+        n_ctx: int = 512,
+        n_batch: int = 2048,
+        n_chunks: int | None = None,
+        progress: Callable[[int, int, float], None] | None = None,
+        **options: Any,
+    ) -> Perplexity:
+        """Compute a text's perplexity, the figure that llama-perplexity prints for it with the same sizes.
+
+        The text, in which names of control tokens are text, is cut into windows of `n_ctx` tokens, and those behind a
+        window's middle are scored; n_batch / n_ctx windows are computed side by side. `scoring.perplexity` says more.
+        `options` are those of `session`.
+
+        Raises ValueError for sizes out of range and for a text of less than two windows, TokenizerError where the
+        vocabulary ends texts with a token of its own, and what `session` raises.
+        """
+        from ggufpy import scoring
+
+        self._check_can_continue(None)
+        for name, value, low in (("n_ctx", n_ctx, 4), ("n_batch", n_batch, 1), ("n_chunks", n_chunks, 1)):
+            if not (isinstance(value, int) and value >= low) and not (name == "n_chunks" and value is None):
+                raise ValueError(f"{name}: expected an integer from {low} on, got {value!r:.60}")
+        n_seq_max = max(1, n_batch // n_ctx)
+        if n_batch > n_ctx and n_batch % n_ctx:
+            raise ValueError(f"n_batch: expected a multiple of n_ctx, {n_ctx}, or less than that, got {n_batch}")
+        if self.tokenizer.add_eos:
+            raise TokenizerError("texts end with a token of their own here, which a window in the middle does not have")
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else self._encode(text)
+        bos = self.tokenizer.bos_token_id if self.tokenizer.add_bos else None
+        sizes = {"n_ctx": n_seq_max * n_ctx, "n_seq_max": n_seq_max, "n_batch": n_batch, "swa_full": False}
+        with self.session(**{**sizes, **options}) as session:
+            return scoring.perplexity(session, ids, n_ctx=n_ctx, bos=bos, n_chunks=n_chunks, progress=progress)
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["none", "mean", "last", "cls", "rank"] | None = None,
+        normalize: bool = True,
+        **options: Any,
+    ) -> FloatArray | list[FloatArray]:
+        """Compute the embeddings of texts: float32 [n_embd] for one, [n_texts, n_embd] for a list.
+
+        pooling     how tokens' embeddings become one: "mean", "last", "cls" (the first token's), or "rank", a
+                    classifier's scores, [n_labels]; "none" keeps one for each token, [n_tokens, n_embd], and gives
+                    a list of arrays for a list. None: as the file says, or else "mean"
+        normalize   scale embeddings (not scores) to a length of one
+
+        In a text the names of control tokens are text. Texts are computed together, each by itself. `options` are
+        those of `session`. Raises ValueError, ContextLengthError, TokenizerError, UnsupportedArchitectureError for
+        "rank" where the model has no classifier, and ClosedError.
+        """
+        from ggufpy import scoring
+
+        self._check_open()
+        if pooling is None:
+            pooling = _POOLINGS[self._config.pooling] if self._config.pooling is not None else "mean"
+        if pooling not in _POOLINGS:
+            raise ValueError(f"pooling: expected None or one of {', '.join(_POOLINGS)}, got {pooling!r:.60}")
+        if not isinstance(normalize, bool):
+            raise ValueError(f"normalize: expected True or False, got {normalize!r:.60}")
+        single = _is_single(texts)
+        given = [cast(Prompt, texts)] if single else cast("Sequence[Prompt]", texts)
+        ids = [self.tokenizer.encode(text) if isinstance(text, str) else self._encode(text) for text in given]
+        with self._session_for_texts(ids, options) as session:
+            found = scoring.embed(session, ids, None if pooling == "none" else pooling, normalize=normalize)
+        if single:
+            return found[0]
+        if pooling == "none":
+            return found
+        return np.stack(found) if found else np.empty((0, self._config.n_embd), np.float32)
+
+    def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Rank]:
+        """Score how relevant documents are to a query with a reranker; returns their ranks, the best first.
+
+        Query and document are put together as llama.cpp's server does (`scoring.encode_rank`). The score is the
+        classifier's first, as it comes: mostly a logit, higher is better. `options` are those of `session`.
+
+        Raises UnsupportedArchitectureError where the model has no classifier, ValueError for what is no text,
+        ContextLengthError for a pair longer than the context, TokenizerError and ClosedError.
+        """
+        from ggufpy import scoring
+
+        self._check_open()
+        if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
+            raise ValueError(f"documents: expected a sequence of texts, got {documents!r:.60}")
+        for name, text in (("query", query), *((f"documents[{i}]", text) for i, text in enumerate(documents))):
+            if not isinstance(text, str):
+                raise ValueError(f"{name}: expected text, got {text!r:.60}")
+        ids = [scoring.encode_rank(self.tokenizer, query, document) for document in documents]
+        with self._session_for_texts(ids, options) as session:
+            scores = scoring.embed(session, ids, "rank")
+        ranks = [scoring.Rank(i, float(row[0])) for i, row in enumerate(scores)]
+        return sorted(ranks, key=lambda rank: -rank.score)
+
+    def _session_for_texts(self, texts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> Session:
+        """Open a session that computes any of the texts in one micro-batch, and short ones together."""
+        from ggufpy import scoring
+
+        n = max(map(len, texts), default=0)
+        most = SessionOptions().n_ubatch
+        sizes = {"n_ubatch": max(n, most), "n_batch": max(n, SessionOptions().n_batch)}
+        n_seq_max = min(max(1, len(texts)), scoring.MAX_SEQUENCES)
+        return self.session(**{**sizes, "n_seq_max": n_seq_max, "kv_unified": True, **options})
+
     def _session_for(self, n_seq: int, n_prompt: int, max_tokens: int | None) -> Session:
         """Open a session for so many answers at a time; each has the room it needs, up to what the model can use."""
         n_ctx = self._config.n_ctx_train
@@ -429,6 +572,26 @@ def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return True
     return not len(prompt) or isinstance(prompt[0], (int, float, np.number, np.bool_))
+
+
+def _side_by_side(
+    prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
+) -> Iterator[tuple[Prompt, Prompt]]:
+    """Pair prompts and continuations: one with one, or one of either with all of the other."""
+    lists: list[list[Prompt]] = []
+    for name, given in (("prompts", prompts), ("continuations", continuations)):
+        lists.append([cast(Prompt, given)] if _is_single(given) else list(cast("Sequence[Prompt]", given)))
+        for i, one in enumerate(lists[-1]):
+            if not isinstance(one, str):
+                integers(one, f"{name}[{i}]: expected text or a sequence of token ids")
+    before, after = lists
+    if _is_single(prompts):
+        before *= len(after)
+    elif _is_single(continuations):
+        after *= len(before)
+    if len(before) != len(after):
+        raise ValueError(f"continuations: expected {len(before)}, one for each prompt, got {len(after)}")
+    return zip(before, after, strict=True)
 
 
 def _is_many(prompt: Prompt | Sequence[Prompt], params: SamplingParams) -> bool:

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +46,14 @@ from ggufpy.weights import Layout, Weights
 
 __all__ = ["MAX_CELLS", "MAX_SEQUENCES", "Pooling", "Session", "SessionOptions", "integer", "pad"]
 
-Pooling = Literal["mean", "last", "cls"]
-"""How tokens' embeddings become one: their mean, the last token's, or the first token's."""
+Pooling = Literal["mean", "last", "cls", "rank"]
+"""How tokens' embeddings become one: their mean, the last token's, the first token's, or scores, [n_labels], that a
+classifier makes of one of these (of which is the model's own)."""
 
 Output = Literal["logits", "rows"] | Pooling
 
+POOLINGS = get_args(Pooling)
+MEAN = 1  # enum llama_pooling_type
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 INT_MAX = 2**31 - 1
 MAX_CELLS = 2**24
@@ -317,10 +320,7 @@ class Session:
                 if not isinstance(item, (tuple, list)) or len(item) != 3:
                     raise ValueError(f"batch[{i}]: expected (seq_id, token_ids, logits), got {item!r:.60}")
             parts = [self._part(*item) for item in items]
-            if len(parts) > 1 and len({part.seq_id for part in parts}) < len(parts):
-                raise ValueError(
-                    f"each sequence may appear once in a batch, got seq_ids {[part.seq_id for part in parts]}"
-                )
+            self._check_different(parts)
             self._decode(parts, "logits", copy)
             return [part.result() for part in parts]
 
@@ -332,28 +332,50 @@ class Session:
         They are llama.cpp's (llama_get_embeddings, llama_get_embeddings_seq): what the last norm gives, not scaled to
         a length of one. The sequence has to be empty and stays so. The array is the caller's. Raises
         ContextLengthError where the tokens do not fit; pooled ones have to fit one micro-batch (n_ubatch).
+        UnsupportedArchitectureError for pooling="rank" where the model has no classifier.
         """
-        if pooling not in (None, "mean", "last", "cls"):
-            raise ValueError(f'pooling: expected None, "mean", "last" or "cls", got {pooling!r:.60}')
+        return self.embed_batch(((seq_id, token_ids),), pooling=pooling)[0]
+
+    def embed_batch(
+        self, batch: Iterable[tuple[int, Sequence[int] | IntArray]], *, pooling: Pooling | None = None
+    ) -> list[FloatArray]:
+        """Compute the embeddings of several texts, (seq_id, token_ids) each, as `embed` does; returns them in order.
+
+        Pooled ones are computed together and have to fit one micro-batch; where sequences have caches of their own
+        (kv_unified=False) or states, they are computed one after another.
+        """
+        if pooling is not None and pooling not in POOLINGS:
+            names = ", ".join(f'"{name}"' for name in POOLINGS)
+            raise ValueError(f"pooling: expected None, {names}, got {pooling!r:.60}")
+        items = tuple(batch)
         with self._lock:
             self._begin()
-            part = self._part(seq_id, token_ids, "all")
-            if part.n_past:
-                raise ValueError(f"seq_id: expected an empty sequence, {part.seq_id} has {part.n_past} tokens")
+            if pooling == "rank" and not any(name in self._weights for name in ("cls.weight", "cls.output.weight")):
+                raise UnsupportedArchitectureError('pooling="rank": the model has no classifier, so it is no reranker')
+            parts = [self._part(seq_id, token_ids, "all") for seq_id, token_ids in items]
+            self._check_different(parts)
+            for part in parts:
+                if part.n_past:
+                    raise ValueError(f"seq_id: expected an empty sequence, {part.seq_id} has {part.n_past} tokens")
             try:
                 if pooling is None:
-                    self._decode([part], "rows")
-                    return part.result()
-                self._check_one_micro_batch([part])
-                ubatch = micro_batch([part], [Piece(0, 0, len(part.ids))])
-                placements = self._memory.place(ubatch)
-                if placements is None:
-                    raise self._no_room([part])
-                pooled: FloatArray = self._run_micro_batch(ubatch, placements, pooling)[0].copy()
-                return pooled
+                    self._decode(parts, "rows")
+                    return [part.result() for part in parts]
+                groups = [[part] for part in parts] if self._evenly else [parts]
+                return [row for group in groups for row in self._pooled(group, pooling)]
             finally:
-                self._memory.trim(part.seq_id, 0)
-                self._tokens[part.seq_id].clear()
+                for part in parts:
+                    self._memory.trim(part.seq_id, 0)
+                    self._tokens[part.seq_id].clear()
+
+    def _pooled(self, parts: list[Part], pooling: Pooling) -> list[FloatArray]:
+        """Compute one micro-batch and return a row for each part."""
+        self._check_one_micro_batch(parts)
+        ubatch = micro_batch(parts, [Piece(i, 0, len(part.ids)) for i, part in enumerate(parts)])
+        placements = self._memory.place(ubatch)
+        if placements is None:
+            raise self._no_room(parts)
+        return [row.copy() for row in self._run_micro_batch(ubatch, placements, pooling)]
 
     def _decode(self, parts: list[Part], output: Output, copy: bool = True) -> None:
         """Compute a batch, micro-batch by micro-batch."""
@@ -453,6 +475,10 @@ class Session:
             rows, order = range(len(ids)), np.asarray(rows) if order is None else np.asarray(rows)[order]
         return Part(seq_id, ids.astype(np.int32), n_past, rows, order)
 
+    def _check_different(self, parts: list[Part]) -> None:
+        if len(parts) > 1 and len({part.seq_id for part in parts}) < len(parts):
+            raise ValueError(f"each sequence may appear once in a batch, got seq_ids {[part.seq_id for part in parts]}")
+
     def _check_one_micro_batch(self, parts: list[Part]) -> None:
         n = sum(len(part.ids) for part in parts)
         if n > self.n_ubatch:
@@ -472,6 +498,8 @@ class Session:
         key = (output, n_tokens, n_outputs, *((p.n_kv, min(p.streams), len(p.streams)) for p in placements))
         self._step = None
         stepping = n_tokens == len(ubatch.runs)
+        if output not in ("logits", "rows"):
+            key = (len(ubatch.runs), *key)
         if stepping not in self._runs or self._runs[stepping].key != key:
             self._build(stepping, key, output, ubatch, placements)
         run = self._runs[stepping]
@@ -482,11 +510,19 @@ class Session:
         if run.out_ids is not None:
             run.out_ids[:] = ubatch.out_ids
         if run.pool is not None:
-            run.pool[:] = _pool(output, n_tokens)
+            run.pool[:] = _pool(self._pooled_by(output), ubatch.runs)
         for cache, placement in zip(run.caches, placements, strict=True):
             cache.set(ubatch, placement)  # type: ignore[arg-type]  # each its own
         self._compute(run)
         return np.empty((0, self._config.n_vocab), np.float32) if run.output is None else run.result()
+
+    def _pooled_by(self, output: Output) -> Output:
+        """Return how rows become one for a pooling; a classifier takes them as its model says."""
+        if output != "rank":
+            return output
+        if self._config.classifier_pooling == MEAN:
+            return "mean"
+        return "last" if self._config.causal_attn else "cls"
 
     def _compute(self, run: _Run) -> None:
         """Compute a graph whose inputs are written."""
@@ -519,13 +555,13 @@ class Session:
         tokens = g.input(GGMLType.I32, n_tokens, name="inp_tokens")
         positions = g.input(GGMLType.I32, n_tokens * self._n_planes, name="inp_pos")
         out_ids = g.input(GGMLType.I32, n_outputs, name="out_ids") if n_outputs else None
-        pool = None
-        if output == "mean":
-            pool = g.input(GGMLType.F32, n_tokens, 1, name="mean")
-        elif output in ("last", "cls"):
-            pool = g.input(GGMLType.I32, 1, name="cls")
+        pool, pooled_by = None, self._pooled_by(output)
+        if pooled_by == "mean":
+            pool = g.input(GGMLType.F32, n_tokens, len(ubatch.runs), name="mean")
+        elif pooled_by in ("last", "cls"):
+            pool = g.input(GGMLType.I32, len(ubatch.runs), name="cls")
         caches = self._memory.inputs(g, placements, n_tokens)
-        inputs = self._graph_inputs(g, graph, tokens, positions, out_ids, caches, output != "logits", pool)
+        inputs = self._graph_inputs(g, graph, tokens, positions, out_ids, caches, output, pool)
         result = self._arch(self._config, inputs).build()
         unused = (tensor for cache in caches for tensor in cache.tensors)
         for tensor in (positions, *unused, *(tensor for tensor, _ in inputs.derived)):
@@ -555,7 +591,7 @@ class Session:
         positions: Tensor,
         out_ids: Tensor | None,
         caches: Sequence[CacheInputs],
-        embeddings: bool = False,
+        output: Output = "logits",
         pool: Tensor | None = None,
     ) -> GraphInputs:
         return GraphInputs(
@@ -570,8 +606,9 @@ class Session:
             out_ids=out_ids,
             attention=lambda il: caches[self._memory.cache_of_layer[il]],  # type: ignore[arg-type,return-value]
             states=next((cache for cache in caches if isinstance(cache, StateInputs)), None),
-            embeddings=embeddings,
+            embeddings=output != "logits",
             pool=pool,
+            classify=output == "rank",
         )
 
     # ------------------------------------------------------------------------------------------------------- memory
@@ -846,11 +883,16 @@ def _stop_at_exit() -> None:
             session._lock.acquire(timeout=SECONDS_TO_STOP)
 
 
-def _pool(output: Output, n_tokens: int) -> npt.NDArray[Any]:
-    """Return what makes one embedding of all: the weight of each token, or the number of one."""
-    if output == "mean":
-        return np.full((1, n_tokens), np.float32(1) / np.float32(n_tokens), np.float32)
-    return np.array([n_tokens - 1 if output == "last" else 0], np.int32)
+def _pool(pooling: Output, runs: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
+    """Return what makes one embedding of each run of tokens: the weights of all tokens, or the number of one."""
+    counts = np.array([n for _, n in runs])
+    stops = counts.cumsum()
+    if pooling == "mean":
+        weights = np.zeros((len(runs), stops[-1]), np.float32)
+        for row, n, stop in zip(weights, counts, stops, strict=True):
+            row[stop - n : stop] = np.float32(1) / np.float32(n)
+        return weights
+    return (stops - 1 if pooling == "last" else stops - counts).astype(np.int32)
 
 
 def _planes(positions: IntArray, n: int) -> IntArray:

@@ -176,6 +176,7 @@ def write_tiny_model(
     rope_factors  True writes rope frequencies' factors         gated     False leaves out the experts' gates
     has           writes layers in the form that a tensor of this name, as in a layer, makes them have
     without       leaves out other tensors that files may lack, named as in a layer, without suffix, with blanks between
+    classifier    True writes what scores pooled embeddings
     swa_pattern   the window pattern, a period or a bool for each layer
     extra         more metadata, by its full key
 
@@ -215,7 +216,7 @@ def write_tiny_model(
 
 _SWITCHES = {
     "tied", "bias", "separate_bias", "fused_qkv", "scale", "rope_factors", "gated", "or_shape", "has", "without",
-    "swa_pattern", "extra",
+    "swa_pattern", "extra", "classifier",
 }  # fmt: skip
 
 
@@ -271,6 +272,9 @@ def _chosen(decoder: Decoder, switches: Mapping[str, Any]) -> Iterator[TensorSpe
             spec = replace(spec, shape=spec.or_shape)
         if not spec.optional:
             yield spec
+        elif name.startswith("cls."):
+            if switches.get("classifier"):
+                yield spec
         elif name == "output.weight":
             if not switches.get("tied", True):
                 yield spec
@@ -291,7 +295,7 @@ def _chosen(decoder: Decoder, switches: Mapping[str, Any]) -> Iterator[TensorSpe
 
 def _role(name: str) -> str:
     """Name the part of a model that an optional tensor is, unless that has a switch of its own."""
-    if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.")) or "ffn_gate_exps" in name:
+    if name.endswith((".bias", ".scale")) or name.startswith(("rope_f", "output.", "cls.")) or "ffn_gate_exps" in name:
         return ""
     part = name.split(".", 2 if name.startswith("blk.") else 0)[-1]
     return part.rpartition(".")[0] or part

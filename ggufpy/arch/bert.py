@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe, Presence, linear
+from ggufpy.arch.config import REQUIRED, Config
+from ggufpy.arch.decoder import CLASSIFIER, NEOX, Decoder, Has, Moe, Presence, linear
 from ggufpy.arch.tensors import TensorSpec
 from ggufpy.graph import Tensor
 
 __all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBert", "NomicBertMoe"]
 
-CLASSIFIER = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias", "cls.norm.weight")
-
 
 class Encoder(Decoder):
-    """What gives embeddings only, computed from all tokens at once; classifiers are left out."""
+    """What gives embeddings only, computed from all tokens at once, some with a classifier behind them."""
 
     cacheless = True
     logits = False
@@ -29,6 +28,7 @@ class Bert(Encoder):
 
     name = "bert"
     keys = {"n_token_types": REQUIRED}
+    classifier: ClassVar[tuple[str, ...]] = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     norm = "layer"
     norm_bias = True
     embedding_norm = True
@@ -68,6 +68,7 @@ class JinaBertV3(Bert):
     """Jina BERT v3: BERT that rotates."""
 
     name = "jina-bert-v3"
+    classifier = ()
     learned_positions = False
     rope = NEOX
 
@@ -99,6 +100,7 @@ class JinaBertV2(Bert):
     """Jina BERT v2: ALiBi, norms of whole queries and keys, a second norm of attention, GELU with or without a gate."""
 
     name = "jina-bert-v2"
+    classifier = ("cls.weight", "cls.bias")
     learned_positions = False
     token_types = True
     alibi = 8.0
@@ -110,6 +112,10 @@ class JinaBertV2(Bert):
         "one-kv-head": None, "fused": None, "fused-biases": None, "fused-separate-biases": None,
         "gate-in-up": {"without": "ffn_gate", "or_shape": True},
     }  # fmt: skip
+
+    def classifier_tensors(self) -> Iterator[TensorSpec]:
+        yield TensorSpec("cls.weight", (self.c.n_embd, 1), optional=True)
+        yield TensorSpec("cls.bias", (1,), optional=True)
 
     def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         yield from super().attention_tensors(il, has)
@@ -140,6 +146,7 @@ class ModernBert(Encoder):
     """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
 
     name = "modern-bert"
+    classifier = ("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
     swa_period = 3
     swa_dense_first = True
@@ -158,8 +165,16 @@ class ModernBert(Encoder):
         "another-activation": {"hidden_activation": "mish"},
     }
 
+    def adjust(self) -> Config:
+        """Let classifiers take the mean where the file does not say what they take."""
+        c = super().adjust()
+        return replace(c, classifier_pooling=1) if c.classifier_pooling is None else c
+
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
+
+    def classifier_activation(self, x: Tensor) -> Tensor:
+        return self.g.gelu(x)
 
     def activate_fused(self, both: Tensor) -> Tensor:
         g, name = self.g, self.c.hidden_activation
@@ -171,6 +186,7 @@ class NeoBert(Encoder):
     """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
 
     name = "neo-bert"
+    classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     output_norm = "enc.output_norm"
     qkv_fused = True
     qkv_bias = False

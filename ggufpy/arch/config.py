@@ -84,6 +84,11 @@ class Config:
     n_layer_nextn: int = _always("nextn_predict_layers", 0, high=MAX_LAYERS)
     n_expert_groups: int = _always("expert_group_count", 0, high=MAX_EXPERTS)
     n_group_used: int = _always("expert_group_used_count", 0, high=MAX_EXPERTS)
+    pooling: int | None = _always("pooling_type", None, high=4)
+    """What `enum llama_pooling_type` calls the way tokens' embeddings become one; None where the file does not say."""
+    classifier_pooling: int | None = _always("classifier.pooling_type", None, high=4)
+    n_labels: int = _derived(1)
+    """The scores that a classifier gives."""
     n_layer_kv: int = _derived(0)
     """Layers from this one on keep nothing of their own, see `kv_layer`; 0 for none such."""
     is_swa: tuple[bool, ...] = _derived(())
@@ -316,6 +321,9 @@ def _derive(values: dict[str, Any], reader: _Reader, swa_pattern: tuple[int | No
         reader.fault("expert_used_count", "0, as there is no expert_count", values["n_expert_used"])
     _check_groups(values, reader)
     values["is_swa"] = _window_layers(values, reader, *swa_pattern)
+    labels = reader.metadata.get(reader.full_name("classifier.output_labels"))
+    if isinstance(labels, Sequence) and len(labels):
+        values["n_labels"] = len(labels)
 
 
 def _check_windowed_heads(values: dict[str, Any], reader: _Reader) -> None:

@@ -27,10 +27,13 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "CLAMP_MIN", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "ROUTER",
+    "CLAMP_MIN", "CLASSIFIER", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "ROUTER",
     "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
     "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
+
+
+CLASSIFIER = ("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
 
 
 class Decoder(SelfAttention, Experts):
@@ -57,6 +60,8 @@ class Decoder(SelfAttention, Experts):
     logits: ClassVar[bool] = True  # False: embeddings only
     tie: ClassVar[Presence] = None  # True: the output matrix is always the token embeddings
     head_bias: ClassVar[Presence] = False
+    classifier: ClassVar[tuple[str, ...]] = ()
+    """Those of `CLASSIFIER` that a file may have, to score pooled embeddings with."""
     embedding_norm: ClassVar[bool] = False
     learned_positions: ClassVar[Presence] = False
     """Embeddings of positions are added to those of tokens."""
@@ -126,6 +131,7 @@ class Decoder(SelfAttention, Experts):
             blk = f"blk.{il}."
             here = {name.removeprefix(blk) for name in has if name.startswith(blk)}
             table += (replace(spec, name=blk + spec.name) for spec in self.layer_tensors(il, here))
+        table += self.classifier_tensors()
         return self.relaxed(table)
 
     def relaxed(self, table: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
@@ -149,12 +155,20 @@ class Decoder(SelfAttention, Experts):
             yield TensorSpec("output.bias", (c.n_vocab,), optional=self.head_bias is None)
         yield from self.factor_tensors()
 
+    def classifier_tensors(self) -> Iterator[TensorSpec]:
+        """List what a classifier may have: a hidden layer, a norm of it, and a matrix that gives each label's score."""
+        c = self.c
+        shapes = ((c.n_embd, c.n_embd), (c.n_embd,), (c.n_embd,), (c.n_embd, c.n_labels), (c.n_labels,))
+        for name, shape in zip(CLASSIFIER, shapes, strict=True):
+            if name in self.classifier:
+                yield TensorSpec(name, shape, optional=True)
+
     def unused_tensors(self, has: Has) -> Iterator[TensorSpec]:
         """List what a file has and no graph needs."""
         c = self.c
         nextn = tuple(f"blk.{il}." for il in range(c.n_layer, c.n_layer + c.n_layer_nextn)) if self.nextn else ()
         for name in has:
-            if _among(self.ignored, name) or name.startswith(nextn):
+            if (_among(self.ignored, name) and name not in self.classifier) or name.startswith(nextn):
                 yield TensorSpec(name, (), unused=True)
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
@@ -223,7 +237,25 @@ class Decoder(SelfAttention, Experts):
         g, pool = self.g, self.inputs.pool
         if pool is None:
             return x
-        return g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
+        x = g.get_rows(x, pool) if pool.type == GGMLType.I32 else g.mul_mat(g.cont(g.transpose(x)), pool)
+        return self.classify(x) if self.inputs.classify else x
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Make scores of pooled embeddings, [n_labels, n_seqs], with as much of a classifier as the file has."""
+        g, w = self.g, self.w
+        if "cls.weight" in w:
+            x = g.mul_mat(w["cls.weight"], x)
+            x = self.classifier_activation(g.add(x, w["cls.bias"]) if "cls.bias" in w else x)
+            if "cls.norm.weight" in w:
+                x = g.mul(g.norm(x, f32(self.c.norm_eps)), w["cls.norm.weight"])
+        if "cls.output.weight" in w:
+            x = g.mul_mat(w["cls.output.weight"], x)
+            x = g.add(x, w["cls.output.bias"]) if "cls.output.bias" in w else x
+        return x
+
+    def classifier_activation(self, x: Tensor) -> Tensor:
+        """Bend what the classifier's hidden layer gives."""
+        return self.g.tanh(x)
 
     # ---------------------------------------------------------------------------------------------- embeddings and head
 

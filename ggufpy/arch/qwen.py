@@ -70,10 +70,14 @@ class Qwen3(Decoder):
     """Qwen 3: each head's queries and keys are normalized."""
 
     name = "qwen3"
-    ignored = ("cls.output.weight",)
+    classifier: ClassVar[tuple[str, ...]] = ("cls.output.weight",)
     rope = NEOX
     qk_norm = "head"
     ffn_scale: ClassVar[bool] = True
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Make probabilities of the scores."""
+        return self.g.soft_max(super().classify(x))
 
 
 class Qwen3VL(Qwen3):
@@ -89,6 +93,8 @@ class Qwen3TTS(Qwen3VL):
     """Qwen 3 TTS, the talker: an output matrix of its own knows only the last tokens, those of sound."""
 
     name = "qwen3tts"
+    ignored = ("cls.output.weight",)
+    classifier = ()
     tiny = {"n_vocab": N_VOCAB_TALKER + 64}
 
     def check(self) -> Iterator[str]:

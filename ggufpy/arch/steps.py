@@ -62,7 +62,8 @@ class GraphInputs:
     attention: Callable[[int], Attention]
     states: States | None = None
     embeddings: bool = False  # what the last norm gives is wanted, not logits
-    pool: Tensor | None = None  # f32 [n_tokens, 1] to weigh all rows, or i32 [1] to choose one
+    pool: Tensor | None = None  # f32 [n_tokens, n_seqs] to weigh all rows, or i32 [n_seqs] to choose one for each
+    classify: bool = False  # what the classifier makes of pooled rows is wanted
     derived: list[tuple[Tensor, FromPositions]] = field(default_factory=list)
     """Further inputs that a graph made, and how their values follow from the tokens' positions."""
 

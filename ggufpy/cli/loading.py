@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ggufpy.sampling import SamplingParams
     from ggufpy.session import Session
 
-__all__ = ["find", "load", "open_session", "read_text", "sampling_params"]
+__all__ = ["find", "load", "open_session", "read_text", "refusals_are_wrong_usage", "sampling_params"]
 
 
 def find(name_or_path: str) -> Path:
@@ -45,13 +45,13 @@ def load(path: Path, args: Namespace) -> Model:
     """Load a model as the options say."""
     from ggufpy.model import Model
 
-    with _refusals_are_wrong_usage(), Status("loading the model") as status:
+    with refusals_are_wrong_usage(), Status("loading the model") as status:
         return Model.load(path, progress=status.report, **given(args, LOAD))
 
 
 def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:
     """Open a session as the options say, or else the defaults."""
-    with _refusals_are_wrong_usage():
+    with refusals_are_wrong_usage():
         return model.session(**{**defaults, **given(args, SESSION)})
 
 
@@ -66,7 +66,7 @@ def sampling_params(args: Namespace) -> SamplingParams:
 
 
 @contextlib.contextmanager
-def _refusals_are_wrong_usage() -> Iterator[None]:
+def refusals_are_wrong_usage() -> Iterator[None]:
     """Tell a value out of range, which the library refuses with a plain ValueError, from what is wrong with a file."""
     try:
         yield

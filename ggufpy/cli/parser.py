@@ -62,6 +62,7 @@ def _parser() -> ArgumentParser:
         ("tokenize", "FILE [TEXT] [options]", _add_tokenize, "show the tokens of a text"),
         ("template", "FILE [MESSAGES] [options]", _add_template, "show the prompt that a chat becomes"),
         ("compare", "MODEL DUMP [options]", _add_compare, "compare logits with those llama.cpp computed"),
+        ("perplexity", "MODEL FILE [options]", _add_perplexity, "measure how well a model foresees a text"),
         ("bench", "MODEL [options]", _add_bench, "measure speed, load time and memory"),
     ):
         usage = f"ggufpy {name} {takes}"
@@ -142,6 +143,17 @@ def _add_compare(parser: ArgumentParser) -> None:
     limits.add_argument("--mean-kl", type=float, metavar="X", help="largest mean KL divergence, in nats")
     limits.add_argument(
         "--top1-agreement", type=float, metavar="X", help="smallest share of rows with the same likeliest token"
+    )
+    _add_session(parser)
+
+
+def _add_perplexity(parser: ArgumentParser) -> None:
+    """Compute the perplexity of a text, with llama-perplexity's windows: --n-ctx is one's size (512)."""
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or the name of a model")
+    parser.add_argument("file", metavar="FILE", help="the text, UTF-8; - is standard input")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--n-chunks", type=_positive, default=argparse.SUPPRESS, metavar="N", help="at most so many windows (all)"
     )
     _add_session(parser)
 

@@ -81,6 +81,11 @@ class Tokenizer:
         return self._vocab.add_eos
 
     @property
+    def add_sep(self) -> bool:
+        """Whether the separator token stands between the two texts of a pair (`scoring.encode_rank`)."""
+        return self._vocab.add_sep
+
+    @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text."""
         return self._vocab.given_ids.get("bos")
@@ -89,6 +94,11 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         """The token that ends a text."""
         return self._vocab.given_ids.get("eos")
+
+    @property
+    def sep_token_id(self) -> int | None:
+        """The token that separates two texts."""
+        return self._vocab.given_ids.get("sep")
 
     @property
     def eot_token_id(self) -> int | None:
@@ -294,6 +304,17 @@ class Tokenizer:
         if "bos" in self._vocab.around[0] and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self._required("bos"))
         return ids
+
+    def fill(self, template: str, values: Mapping[str, str]) -> list[int]:
+        """Return the token ids of a template whose placeholders, the keys, are replaced by texts, the values.
+
+        Control tokens are recognized in the template, and nowhere else: a text cannot forge one.
+        """
+        from ggufpy.chat import fill_guarded
+
+        guarded = [special.text for special in self._specials.tokens if special.guarded]
+        text, shadow = fill_guarded(template, {name: _checked(value) for name, value in values.items()}, guarded)
+        return self._encode(_checked(text), shadow, add_special=False, parse_special=True)
 
     def _special_text(self, id: int) -> str:
         return self._vocab.texts[id].decode("utf-8", "replace")

@@ -115,6 +115,7 @@ _NAMED_EOG = (
     " <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>"
     " <｜end▁of▁sentence｜> [e~["
 )
+_SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")  # pre-tokenizers of models that take pairs of texts
 _HARMONY = "<|channel|> <|message|> <|start|> <|constrain|>"  # user-defined in llama.cpp, so that they are always shown
 
 
@@ -151,6 +152,7 @@ class Vocabulary:
         self.add_bos = self._flag("add_bos_token", facts.add_bos or bool(self.pre and self.pre.add_bos))
         self.add_bos = self.add_bos or bool(self.pre and self.pre.always_bos)
         self.add_eos = self._flag("add_eos_token", facts.add_eos)
+        self.add_sep = self._flag("add_sep_token", self.model == "bert" or self.pre_name in _SEPARATING)
         self.add_space_prefix = self._flag("add_space_prefix", facts.add_space_prefix)
         self.clean_spaces = self.pre.clean_spaces if self.pre else facts.clean_spaces
         self.remove_extra_whitespaces = self._flag("remove_extra_whitespaces", False)

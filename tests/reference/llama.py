@@ -138,11 +138,21 @@ class ReferenceSession:
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         self.clear()
         self._check(llama_cpp.llama_decode(self.pointer, llama_cpp.llama_batch_get_one(ids, len(ids))))
-        n_embd = llama_cpp.llama_model_n_embd(self.model.pointer)
-        if self.pooling is None:
-            rows = llama_cpp.llama_get_embeddings(self.pointer)
-            return np.ctypeslib.as_array(rows, (len(token_ids), n_embd)).copy()
-        return np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(self.pointer, 0), (n_embd,)).copy()
+        if self.pooling is not None:
+            return self._pooled(0)
+        rows, n_embd = llama_cpp.llama_get_embeddings(self.pointer), llama_cpp.llama_model_n_embd(self.model.pointer)
+        return np.ctypeslib.as_array(rows, (len(token_ids), n_embd)).copy()
+
+    def embed_batch(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Return the pooled embeddings of texts computed in one llama_decode call, or their ranks, [n_labels]."""
+        self.clear()
+        self._decode([(seq_id, list(ids), set(range(len(ids)))) for seq_id, ids in enumerate(texts)])
+        return [self._pooled(seq_id) for seq_id in range(len(texts))]
+
+    def _pooled(self, seq_id: int) -> np.ndarray:
+        size = llama_cpp.llama_model_n_cls_out if self.pooling == "rank" else llama_cpp.llama_model_n_embd
+        row = llama_cpp.llama_get_embeddings_seq(self.pointer, seq_id)
+        return np.ctypeslib.as_array(row, (size(self.model.pointer),)).copy()
 
     def decode(self, token_ids: Sequence[int], *, seq_id: int = 0, logits: Any = "last") -> np.ndarray:
         """Decode one sequence's tokens and return the rows asked for, float32 [n_outputs, n_vocab]."""
@@ -151,6 +161,11 @@ class ReferenceSession:
     def decode_batch(self, items: Iterable[tuple[int, Sequence[int], Any]]) -> list[np.ndarray]:
         """Decode several sequences' tokens in one llama_decode call; `logits` is "last", "all" or indices."""
         items = [(seq_id, list(ids), _rows(logits, len(ids))) for seq_id, ids, logits in items]
+        self._decode(items)
+        counts = [len(rows) for _, _, rows in items]
+        return np.split(self._logits(sum(counts)), np.cumsum(counts)[:-1])
+
+    def _decode(self, items: Sequence[tuple[int, list[int], set[int]]]) -> None:
         batch = llama_cpp.llama_batch_init(sum(len(ids) for _, ids, _ in items), 0, 1)
         for seq_id, ids, rows in items:
             n_past = self.n_past(seq_id)
@@ -164,8 +179,6 @@ class ReferenceSession:
             self._check(llama_cpp.llama_decode(self.pointer, batch))
         finally:
             llama_cpp.llama_batch_free(batch)
-        counts = [len(rows) for _, _, rows in items]
-        return np.split(self._logits(sum(counts)), np.cumsum(counts)[:-1])
 
     def n_past(self, seq_id: int = 0) -> int:
         """Return how many positions of a sequence are in the cache."""
