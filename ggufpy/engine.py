@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ggufpy.errors import ContextLengthError, GgufpyError
 from ggufpy.generate import CompletionChunk, Generation, TextDecoder
-from ggufpy.reuse import keep_prefix
+from ggufpy.reuse import common_prefix, keep_prefix
 from ggufpy.sampling import Floats, SamplingParams
 
 __all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "stream"]
@@ -127,14 +127,6 @@ class Request:
         if self.drafter is None or n_max < 1:
             return []
         return list(self.drafter.propose(self.generation.history, n_max))[:n_max]
-
-
-def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
-    """Return how many tokens two sequences have in common at their start."""
-    n = min(len(a), len(b))
-    different = a[:n] != b[:n]
-    first = int(different.argmax()) if n else 0
-    return first if n and different[first] else n
 
 
 _writers: WeakKeyDictionary[Sequences, dict[int, object]] = WeakKeyDictionary()

@@ -6,11 +6,16 @@ Knows neither rows nor text; whoever generates calls `keep_prefix` before it com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ggufpy.errors import ContextLengthError
 
-__all__ = ["Keeper", "keep_prefix", "reusable_prefix"]
+__all__ = ["Keeper", "common_prefix", "keep_prefix", "reusable_prefix"]
+
+Ids = Sequence[int] | npt.NDArray[Any]
 
 
 class Keeper(Protocol):
@@ -23,12 +28,17 @@ class Keeper(Protocol):
         """Keep the first n tokens of the sequence. ContextLengthError, with nothing changed, where that cannot be."""
 
 
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Return how many tokens two sequences have in common at their start."""
+    n = min(len(a), len(b))
+    different = np.asarray(a[:n]) != np.asarray(b[:n])
+    first = int(different.argmax()) if n else 0
+    return first if n and different[first] else n
+
+
 def reusable_prefix(held: Sequence[int], prompt_ids: Sequence[int]) -> int:
     """Return how many tokens at the prompt's start are held already; the last one is always computed again."""
-    n = min(len(held), len(prompt_ids) - 1)
-    if list(held[:n]) == list(prompt_ids[:n]):
-        return n
-    return next(i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b)
+    return min(common_prefix(held, prompt_ids), len(prompt_ids) - 1)
 
 
 def keep_prefix(session: Keeper, prompt_ids: Sequence[int], seq_id: int = 0) -> tuple[int, str | None]:

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 
 from ggufpy.batch import FloatArray
 from ggufpy.errors import ContextLengthError, TokenizerError
+from ggufpy.reuse import common_prefix
 from ggufpy.sampling import TokenLogprob, best_token, token_logprob
 from ggufpy.session import Pooling, Session
 
@@ -127,7 +127,7 @@ def encode_pair(tokenizer: TextEncoder, prompt: str | Ids, continuation: str | I
     before = _encode(tokenizer, prompt, begin=True)
     if isinstance(prompt, str) and isinstance(continuation, str):
         whole = _encode(tokenizer, prompt + continuation, begin=True)
-        n = _n_shared(before, whole)
+        n = common_prefix(before, whole)
         before, after = whole[:n], whole[n:]
     else:
         after = _encode(tokenizer, continuation, begin=False)
@@ -213,11 +213,6 @@ def _compute(session: Session, runs: Sequence[_Run]) -> None:
         for (run, _, _), rows in zip(chosen, session.decode_batch(batch, copy=False), strict=True):
             for row in rows:
                 run.take(row)
-
-
-def _n_shared(a: Ids, b: Ids) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 # --------------------------------------------------------------------------------------------- log-probabilities
@@ -315,11 +310,11 @@ def _score_wave(session: Session, wave: Sequence[tuple[tuple[int, ...], list[_Fo
 def _hold_beginning(session: Session, prompts: Sequence[tuple[int, ...]]) -> int:
     """Let sequence 0 hold what prompts share with each other, or one with those before it; returns how much that is."""
     held = session.tokens(0)
-    shared = _n_shared(prompts[0], prompts[-1] if len(prompts) > 1 else held)
+    shared = common_prefix(prompts[0], prompts[-1] if len(prompts) > 1 else held)
     shared = min(shared, *(len(prompt) - 1 for prompt in prompts))
     if shared * max(1, len(prompts) - 1) < WORTH_FORKING:
         shared = 0
-    n = _n_shared(held, prompts[0][:shared])
+    n = common_prefix(held, prompts[0][:shared])
     try:
         session.trim(0, n)
     except ContextLengthError:  # recurrent layers have no way back

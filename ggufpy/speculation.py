@@ -17,6 +17,7 @@ import numpy as np
 
 from ggufpy.engine import Drafter
 from ggufpy.errors import UnsupportedArchitectureError
+from ggufpy.reuse import common_prefix
 
 if TYPE_CHECKING:
     from ggufpy.model import Model
@@ -116,7 +117,7 @@ class _Lookup:
 
     def _learn_from_guess(self, history: Sequence[int]) -> None:
         """Ask for longer matches after a guess that cost more than it gave, for shorter ones after a right one."""
-        right, n = common_prefix(self._guess, history, self._guessed_at), len(self._guess)
+        right, n = common_prefix(self._guess, history[self._guessed_at :]), len(self._guess)
         if 2 * right < n:
             self._needed = min(self._needed + PENALTY, MAX_NEEDED)
         elif right == n > 0:
@@ -203,7 +204,7 @@ class _Model:
         n_max = min(n_max, self._options.num_speculative_tokens, session.n_ctx_seq - len(history))
         if n_max < 1:
             return []
-        right = common_prefix(self._guess, history, self._n_history)
+        right = common_prefix(self._guess, history[self._n_history :])
         right = min(right, len(history) - 1 - self._n_history)  # the last token is computed: its row comes first
         session.trim(0, self._n_history + right)
         missing = list(history[self._n_history + right :])
@@ -247,14 +248,6 @@ def _check_vocabulary(target: Model, draft: Model) -> None:
     for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a != b:
             raise ValueError(f"draft: its vocabulary is another: token {i} is {b!r:.60}, the model's {a!r:.60}")
-
-
-def common_prefix(guess: Sequence[int], history: Sequence[int], start: int) -> int:
-    """Return how many tokens of a guess the history has from a position on."""
-    n = 0
-    while n < len(guess) and start + n < len(history) and guess[n] == history[start + n]:
-        n += 1
-    return n
 
 
 def _at_least(name: str, value: object, low: int) -> int:
