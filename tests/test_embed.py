@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.rewrite import Entry, rewrite
+from helpers.rows import ids, near, same
 
 from ggufpy import ClosedError, ContextLengthError, GGUFError, Model, Session, UnsupportedArchitectureError, arch
 from ggufpy.gguf import GGMLType
@@ -26,21 +27,6 @@ EMBEDDING_ONLY = [name for name in CACHELESS if not arch.find(name).logits]
 DIFFUSION = [name for name in CACHELESS if arch.find(name).logits]
 FLASH = pytest.mark.parametrize("flash_attn", [True, False], ids=["flash", "plain"])
 LIVE = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
-    return np.random.default_rng(seed).integers(2, 64, n).tolist()
-
-
-def same(a: Rows, b: Rows) -> bool:
-    """Equal to the last bit."""
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
-def near(a: Rows, b: Rows) -> bool:
-    """Equal but for the order of sums."""
-    return a.shape == b.shape and bool(np.square(a - b).sum() <= 5e-5 * np.square(b).sum())
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rows import ids, near, same
 from reference.cases import machine
 
 from ggufpy import (
@@ -51,21 +52,6 @@ PRINTED: list[tuple[str, dict[str, int], str, str]] = [
     ("gemma3", {"n_ctx": 256, "n_batch": 512, "n_chunks": 3}, "46.1275 31.1852 33.2320", "33.2320 +/- 4.91992"),
     ("gemma3", {"n_ctx": 256, "n_batch": 128, "n_chunks": 2}, "46.1275 31.1852", "31.1852 +/- 5.74836"),
 ]
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
-    return np.random.default_rng(seed).integers(2, 64, n).tolist()
-
-
-def same(a: Rows, b: Rows) -> bool:
-    """Equal to the last bit."""
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
-def near(a: Rows, b: Rows) -> bool:
-    """Equal but for the order of sums."""
-    return a.shape == b.shape and bool(np.square(a - b).sum() <= 5e-5 * np.square(b).sum())
 
 
 def expected_score(model: Model, before: Sequence[int], after: Sequence[int]) -> tuple[list[float], bool]:

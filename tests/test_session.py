@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.rewrite import rewrite
+from helpers.rows import ids, near, same
 from helpers.scripts import IN_THREADS, run
 
 from ggufpy import BackendError, ClosedError, ContextLengthError, Model, Session, StoppedError
@@ -36,21 +37,6 @@ def windowed(tiny: Tiny) -> Iterator[Model]:
     """Two layers with a window of 16 and one without."""
     with Model.load(tiny("gemma3", n_swa=16, n_layer=3, swa_pattern=3)) as model:
         yield model
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
-    return np.random.default_rng(seed).integers(2, 64, n).tolist()
-
-
-def same(a: Rows, b: Rows) -> bool:
-    """Equal to the last bit."""
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
-def near(a: Rows, b: Rows) -> bool:
-    """Equal but for the order of sums."""
-    return a.shape == b.shape and bool(np.square(a - b).sum() <= 5e-5 * np.square(b).sum())
 
 
 def fresh(model: Model, token_ids: list[int], **options: Any) -> Rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rows import ids
 
 from ggufpy import ContextLengthError, Model, Session, UnsupportedArchitectureError
 from ggufpy.memory import KVCache
@@ -17,11 +18,6 @@ LATENT: dict[str, Any] = {"n_embd_head_k_mla": 64, "n_embd_head_v_mla": 32, "n_h
 WINDOWED: dict[str, Any] = {"n_swa": 16, "n_layer": 3, "swa_pattern": 3}
 LONG: dict[str, Any] = {"rope_attn_factor": 1.2, "n_ctx_orig_yarn": 64}
 YARN: dict[str, Any] = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64}
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
-    return np.random.default_rng(seed).integers(2, 64, n).tolist()
 
 
 @pytest.fixture(scope="module")

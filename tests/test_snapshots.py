@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rows import ids
 
 from ggufpy import ClosedError, ContextLengthError, Model, Session, SnapshotError, UnsupportedArchitectureError
 from ggufpy.snapshots import MAGIC
@@ -48,11 +49,6 @@ def models(tiny: Tiny) -> Iterator[Callable[[str], Model]]:
 @pytest.fixture
 def llama(models: Callable[[str], Model]) -> Model:
     return models("llama")
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
-    return np.random.default_rng(seed).integers(2, 64, n).tolist()
 
 
 def open_session(model: Model, **options: Any) -> Session:

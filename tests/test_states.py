@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.forced import complete
+from helpers.rows import near
 
 from ggufpy import BackendError, ContextLengthError, GGUFError, Model, SamplingParams, Session
 from ggufpy.batch import Part, Piece, split
@@ -28,11 +29,6 @@ def path(tiny: Callable[..., Path]) -> Path:
 def model(path: Path) -> Iterator[Model]:
     with Model.load(path) as model:
         yield model
-
-
-def near(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal but for the order of sums."""
-    return a.shape == b.shape and bool(np.square(a - b).sum() <= 5e-5 * np.square(b).sum())
 
 
 def test_sequences_are_kept_whole_or_forgotten(model: Model) -> None:
