@@ -350,17 +350,17 @@ class Model:
         drafting = None if draft is None else self._drafting(draft)
         ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
         n_seq = min(len(ids) * params.n, integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
-        if session is not None:
-            seq_ids = range(min(n_seq, session.n_seq_max))
-            drafter = None if drafting is None else functools.partial(drafting.start, self, session.n_ctx_seq)
-            return engine.stream(session, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel, drafter=drafter)
-        own = self._session_for(n_seq, max(map(len, ids)), params.max_tokens)
+        own = self._session_for(n_seq, max(map(len, ids)), params.max_tokens) if session is None else None
+        used = cast(Session, session or own)
+        seq_ids = range(min(n_seq, used.n_seq_max))
         try:
-            drafter = None if drafting is None else functools.partial(drafting.start, self, own.n_ctx_seq)
-            return _closing(own, engine.stream(own, self.tokenizer, ids, params, cancel=cancel, drafter=drafter))
+            drafter = None if drafting is None else functools.partial(drafting.start, self, used.n_ctx_seq)
+            steps = engine.stream(used, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel, drafter=drafter)
         except BaseException:
-            own.close()
+            if own is not None:
+                own.close()
             raise
+        return steps if own is None else _closing(own, steps)
 
     def _drafting(self, draft: Model | Drafting) -> Drafting:
         """Return how to guess what follows, sure that this model can take wrong guesses back."""

@@ -396,14 +396,9 @@ class Session:
         run = self._runs[True]
         step.left -= 1
         for i, (seq_id, _) in enumerate(step.runs):
-            run.tokens[i] = tokens[i]
             step.positions[i] = len(self._tokens[seq_id])
         try:
-            run.positions[:] = step.positions if self._n_planes == 1 else _planes(step.positions, self._n_planes)
-            for array, values in run.derived:
-                array[:] = values(step.positions)
-            if run.out_ids is not None:
-                run.out_ids[:] = step.out_ids
+            self._write(run, tokens, step.positions, step.out_ids)
             for follow in step.followers:
                 follow()
             self._compute(run)
@@ -503,12 +498,7 @@ class Session:
         if stepping not in self._runs or self._runs[stepping].key != key:
             self._build(stepping, key, output, ubatch, placements)
         run = self._runs[stepping]
-        run.tokens[:] = ubatch.tokens
-        run.positions[:] = _planes(ubatch.positions, self._n_planes)
-        for array, values in run.derived:
-            array[:] = values(ubatch.positions)
-        if run.out_ids is not None:
-            run.out_ids[:] = ubatch.out_ids
+        self._write(run, ubatch.tokens, ubatch.positions, ubatch.out_ids)
         if run.pool is not None:
             run.pool[:] = _pool(self._pooled_by(output), ubatch.runs)
         for cache, placement in zip(run.caches, placements, strict=True):
@@ -523,6 +513,15 @@ class Session:
         if self._config.classifier_pooling == MEAN:
             return "mean"
         return "last" if self._config.causal_attn else "cls"
+
+    def _write(self, run: _Run, tokens: Sequence[int] | IntArray, positions: IntArray, out_ids: IntArray) -> None:
+        """Write the inputs of a graph that do not concern its caches."""
+        run.tokens[:] = tokens
+        run.positions[:] = _planes(positions, self._n_planes)
+        for array, values in run.derived:
+            array[:] = values(positions)
+        if run.out_ids is not None:
+            run.out_ids[:] = out_ids
 
     def _compute(self, run: _Run) -> None:
         """Compute a graph whose inputs are written."""
