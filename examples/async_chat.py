@@ -15,12 +15,7 @@ load = ggufpy.Model.load if Path(name).exists() else ggufpy.Model.from_pretraine
 
 async def answer(model: ggufpy.Model, question: str, **params: object) -> str:
     """Answer a question as a chat does."""
-    messages = [{"role": "user", "content": question}]
-    ids = model.tokenizer.apply_chat_template(messages, tokenize=True)
-    text = ""
-    async for chunk in model.astream(ids, **params):
-        text += chunk.text
-    return text
+    return (await model.achat([{"role": "user", "content": question}], **params)).text
 
 
 async def main() -> None:

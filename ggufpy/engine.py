@@ -8,11 +8,10 @@ is generate.py's, computing is the session's. Knows no files, models or template
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -27,7 +26,7 @@ from ggufpy.generate import CompletionChunk, Generation, TextDecoder
 from ggufpy.reuse import common_prefix, keep_prefix
 from ggufpy.sampling import Floats, SamplingParams
 
-__all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "in_threads", "stream"]
+__all__ = ["Drafter", "Engine", "Request", "Sequences", "Step", "Stop", "stream"]
 
 Step = list[tuple[int, CompletionChunk]]
 """What a step of several answers brings: the answer's number and its next chunk, each as often as it has one."""
@@ -91,6 +90,9 @@ class Sequences(Protocol):
 
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int], Any]], *, copy: bool = True) -> Sequence[Floats]:
         """Append tokens to sequences and return the logits of the wanted ones, each float32 [n_wanted, n_vocab]."""
+
+    def cancel(self) -> None:
+        """Stop what another thread computes: its call there raises. Where nothing computes nothing happens."""
 
 
 # ------------------------------------------------------------------------------------------------------- requests
@@ -445,6 +447,38 @@ class Engine:
 # ------------------------------------------------------------------------------------------------- whole calls
 
 
+class Stop(threading.Event):
+    """A call's `cancel` that does not wait for the step in computation but stops it, in the middle of a graph.
+
+    Only the call's own: a session may be others' between its steps, and while a step waits for its turn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._computing: Sequences | None = None
+
+    def set(self) -> None:
+        """Cancel. A step that just begins to compute may overlook it: set it again until nothing computes."""
+        super().set()
+        with self._guard:
+            if self._computing is not None:
+                self._computing.cancel()
+
+    def step(self, session: Sequences, compute: Callable[[], T]) -> T:
+        """Compute with a session what `set` may stop."""
+        with session.lock:
+            self._may_stop(session)
+            try:
+                return compute()
+            finally:
+                self._may_stop(None)  # before anybody else gets the lock
+
+    def _may_stop(self, session: Sequences | None) -> None:
+        with self._guard:
+            self._computing = session
+
+
 def stream(
     session: Sequences,
     tokenizer: TextDecoder,
@@ -460,8 +494,9 @@ def stream(
     With `params.n` above 1 prompt i has the indices from i·n on. All requests are checked at once; computing begins
     with the first step. `seq_ids` are the sequences to use (all), `drafter` makes one for each answer. What sequences
     hold is reused as far as prompts begin with it. Closing or dropping the generator leaves the session usable. Setting
-    `cancel`, from any thread, ends the answers before the next step. One thread at a time may advance the generator: a
-    second gets Python's ValueError. Raises as `Generation` and `Engine.step` do.
+    `cancel`, from any thread, ends the answers before the next step; a `Stop` stops the step itself (StoppedError). One
+    thread at a time may advance the generator: a second gets Python's ValueError. Raises as `Generation` and
+    `Engine.step` do.
     """
     engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
     params = params or SamplingParams()
@@ -472,7 +507,8 @@ def stream(
             made = None if drafter is None else drafter()
             engine.submit(prompt, each, index=i * n + j, cancel=cancel, drafter=made)
             drafters += [made] if made else []
-    return _steps(engine, drafters)
+    step = functools.partial(cancel.step, session, engine.step) if isinstance(cancel, Stop) else engine.step
+    return _steps(engine, step, drafters)
 
 
 def _one_of(params: SamplingParams, j: int) -> SamplingParams:
@@ -480,32 +516,12 @@ def _one_of(params: SamplingParams, j: int) -> SamplingParams:
     return replace(params, n=1, seed=None if params.seed is None else (params.seed + j) % (MAX_SEED + 1))
 
 
-def _steps(engine: Engine, drafters: list[Drafter]) -> Generator[Step, None, None]:
+def _steps(
+    engine: Engine, step: Callable[[], list[tuple[Request, CompletionChunk]]], drafters: list[Drafter]
+) -> Generator[Step, None, None]:
     try:
         while engine.busy:
-            yield [(request.index, chunk) for request, chunk in engine.step()]
+            yield [(request.index, chunk) for request, chunk in step()]
     finally:
         for drafter in drafters:
             drafter.close()
-
-
-async def in_threads(make: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
-    """Make a generator, advance it and close it in worker threads, so that the event loop goes on meanwhile.
-
-    Cancelled in a step, it waits for the step to end, since nobody can stop a thread, and closes the generator.
-    """
-    import asyncio
-
-    in_thread, end = functools.partial(asyncio.get_running_loop().run_in_executor, None), object()
-    generator, step = await in_thread(make), None
-    try:
-        while True:
-            step = in_thread(next, generator, end)
-            if (found := await asyncio.shield(step)) is end:
-                return
-            yield found  # type: ignore[misc]  # the end is the one thing that is no T
-    finally:
-        while step is not None and not step.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([step])
-        generator.close()

@@ -235,6 +235,12 @@ class Model:
         steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft)
         return _pairs(steps) if _is_many(prompt, params) else _chunks(steps)
 
+    @overload
+    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion: ...
+    @overload
+    async def agenerate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> list[Completion]: ...
     async def agenerate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -244,19 +250,28 @@ class Model:
         max_num_seqs: int = MAX_NUM_SEQS,
         draft: Model | Drafting | None = None,
         **overrides: Any,
-    ) -> Any:
-        """Do what `generate` does in a worker thread; the event loop goes on. Cancel the task to end it.
+    ) -> Completion | list[Completion]:
+        """Do what `generate` does, tokenizing too, in worker threads; the event loop goes on meanwhile.
 
-        A task that is cancelled ends when the micro-batch in computation does.
+        Cancel the task to end it, in the middle of a graph (CPU). A `session` given is free when the CancelledError
+        arrives, and other calls on it are not stopped.
         """
-        from ggufpy.engine import in_threads
+        from ggufpy.threads import in_threads
 
         params = _params(params, overrides)
         done: dict[int, Completion] = {}
-        async for step in in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs, draft)):
+        async for step in in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft)):
             done |= {index: chunk.completion for index, chunk in step if chunk.completion}
         return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
 
+    @overload
+    def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[CompletionChunk, None]: ...
+    @overload
+    def astream(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[tuple[int, CompletionChunk], None]: ...
     async def astream(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -271,11 +286,11 @@ class Model:
 
         Arguments are checked with the first chunk. Cancelling the task, or closing the generator, ends the answers.
         """
-        from ggufpy.engine import in_threads
+        from ggufpy.threads import in_threads
 
         params = _params(params, overrides)
         many = _is_many(prompt, params)
-        steps = in_threads(lambda: self._answer(prompt, params, session, None, max_num_seqs, draft))
+        steps = in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft))
         async with contextlib.aclosing(steps):
             async for step in steps:
                 for index, chunk in step:
@@ -299,8 +314,7 @@ class Model:
         in the file; `tools` and `chat_template_kwargs` (such as enable_thinking) are what it may ask for; the rest are
         `generate`'s. TemplateError where there is no template, or where it refuses the messages.
         """
-        self._check_can_continue(session)
-        ids = self._render(messages, tools, chat_template, chat_template_kwargs)
+        ids = self._render(messages, tools, chat_template, chat_template_kwargs, session)
         return self.generate(ids, params, session=session, cancel=cancel, **overrides)
 
     def stream_chat(
@@ -316,15 +330,57 @@ class Model:
         **overrides: Any,
     ) -> Generator[CompletionChunk, None, None]:
         """Answer a conversation and yield a chunk for each token. Arguments are those of `chat`."""
-        self._check_can_continue(session)
-        ids = self._render(messages, tools, chat_template, chat_template_kwargs)
+        ids = self._render(messages, tools, chat_template, chat_template_kwargs, session)
         return self.stream_generate(ids, params, session=session, cancel=cancel, **overrides)
 
+    async def achat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        **overrides: Any,
+    ) -> Completion:
+        """Do what `chat` does as `agenerate` does it."""
+        ids = await self._arender(messages, tools, chat_template, chat_template_kwargs, session)
+        return await self.agenerate(ids, params, session=session, **overrides)
+
+    async def astream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        session: Session | None = None,
+        **overrides: Any,
+    ) -> AsyncGenerator[CompletionChunk, None]:
+        """Yield what `stream_chat` yields as `astream` does it."""
+        ids = await self._arender(messages, tools, chat_template, chat_template_kwargs, session)
+        async with contextlib.aclosing(self.astream(ids, params, session=session, **overrides)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _arender(self, *arguments: Any) -> list[int]:
+        import asyncio
+
+        return await asyncio.to_thread(self._render, *arguments)
+
     def _render(
-        self, messages: Messages, tools: Sequence[Any] | None, template: str | None, more: Mapping[str, Any] | None
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        template: str | None,
+        more: Mapping[str, Any] | None,
+        session: Session | None,
     ) -> list[int]:
-        tokenizer = self.tokenizer
-        ids = tokenizer.apply_chat_template(
+        """Turn a conversation into a prompt, sure that it can be continued."""
+        self._check_can_continue(session)
+        ids = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=template, tokenize=True, **(more or {})
         )
         return cast("list[int]", ids)

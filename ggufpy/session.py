@@ -801,8 +801,8 @@ class Session:
         The call there raises StoppedError; what it had computed stays (`n_past` says how much), and the session can be
         used as before. Where nothing computes nothing happens: a call that begins later, or waits, is not stopped.
         """
-        self._cancelled = True
         self._scheduler.cancel()
+        self._cancelled = True  # last: whoever begins and sees it takes back both
 
     def _begin(self) -> None:
         """Begin a computation: check that it can be, and forget a `cancel` that was meant for an earlier one."""

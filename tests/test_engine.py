@@ -1,11 +1,9 @@
-"""The engine: many prompts at once, their places and order, shared prefixes, drafts, cancelling, threads, async."""
+"""The engine: many prompts at once, their places and order, shared prefixes, drafts, cancelling, threads."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 from helpers.forced import Forced, Pieces, complete_all
 
 from ggufpy import Model, SamplingParams, engine
-from ggufpy.backend import Scheduler
 from ggufpy.engine import Engine
 from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
 
@@ -416,87 +413,6 @@ def test_wrong_numbers_of_sequences_are_refused(tiny_model: Model) -> None:
     for value in (0, 257, "2", True):
         with pytest.raises(ValueError, match="max_num_seqs"):
             tiny_model.generate(TEXTS, max_num_seqs=value, **FIXED)
-
-
-# -------------------------------------------------------------------------------------------------------- async
-
-
-def test_async_calls_give_the_same_and_run_beside_each_other(tiny_model: Model) -> None:
-    """agenerate and astream, a prompt and a list, several at a time."""
-    alone = [tiny_model.generate(text, **FIXED) for text in TEXTS]
-
-    async def streamed(prompt: Any) -> list[Any]:
-        return [chunk async for chunk in tiny_model.astream(prompt, **FIXED)]
-
-    async def main() -> list[Any]:
-        return await asyncio.gather(
-            tiny_model.agenerate(TEXTS[0], **FIXED), tiny_model.agenerate(TEXTS, **FIXED), streamed(TEXTS[1]),
-            streamed(TEXTS[:2]),
-        )  # fmt: skip
-
-    one, many, chunks, pairs = asyncio.run(main())
-    assert alone[0].token_ids == one.token_ids
-    assert [a.token_ids for a in alone] == [a.token_ids for a in many]
-    assert alone[1].text == "".join(chunk.text for chunk in chunks)
-    assert alone[1].token_ids == [token for i, chunk in pairs if i == 1 for token in chunk.token_ids]
-
-
-def test_async_errors_are_the_callers(tiny_model: Model) -> None:
-    """What is wrong with a request is raised where it is awaited."""
-    with pytest.raises(SamplingError, match="no tokens"):
-        asyncio.run(tiny_model.agenerate([], **FIXED))
-    with pytest.raises(TypeError, match="temprature"):
-        asyncio.run(tiny_model.agenerate("a", temprature=1))
-
-
-def test_a_cancelled_task_gives_its_session_back(tiny_model: Model) -> None:
-    """Cancelling ends the computation with its micro-batch; a session given is then free for the next call."""
-    expected = tiny_model.generate(TEXTS[0], **FIXED).token_ids
-
-    async def main() -> list[int]:
-        with tiny_model.session(n_threads=1) as session:
-            for delay in (0, 0.01, 0.05):
-                task = asyncio.create_task(
-                    tiny_model.agenerate(TEXTS[1], session=session, temperature=0, ignore_eos=True)
-                )
-                await asyncio.sleep(delay)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                n_past = session.n_past()
-                await asyncio.sleep(0.02)
-                assert n_past == session.n_past()
-            async for chunk in tiny_model.astream(TEXTS[1], session=session, temperature=0, ignore_eos=True):
-                if chunk.token_ids:
-                    break
-            return (await tiny_model.agenerate(TEXTS[0], session=session, **FIXED)).token_ids
-
-    assert expected == asyncio.run(main())
-
-
-def test_the_event_loop_goes_on(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While micro-batches are computed, here slowly, the loop turns several times for each of them."""
-    compute, n_computed = Scheduler.compute, 0
-
-    def slow(*arguments: Any) -> bool:
-        nonlocal n_computed
-        n_computed += 1
-        time.sleep(0.03)  # without Python's lock, as in ggml
-        return compute(*arguments)
-
-    monkeypatch.setattr(Scheduler, "compute", slow)
-
-    async def main() -> int:
-        n_turns = 0
-        task = asyncio.create_task(tiny_model.agenerate(TEXTS, **FIXED))
-        while not task.done():
-            await asyncio.sleep(0.001)
-            n_turns += 1
-        await task
-        return n_turns
-
-    n_turns = asyncio.run(main())
-    assert n_turns > 3 * n_computed > 24
 
 
 # ------------------------------------------------------------------------------------------------------- leaks
