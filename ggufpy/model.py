@@ -503,7 +503,7 @@ class Model:
         normalize: bool = True,
         **options: Any,
     ) -> FloatArray | list[FloatArray]:
-        """Compute the embeddings of texts: float32 [n_embd] for one, [n_texts, n_embd] for a list.
+        """Compute the embeddings of texts: float32 [n_embd] for one, [n_texts, n_embd] for a list, empty or not.
 
         pooling     how tokens' embeddings become one: "mean", "last", "cls" (the first token's), or "rank", a
                     classifier's scores, [n_labels]; "none" keeps one for each token, [n_tokens, n_embd], and gives
@@ -523,7 +523,7 @@ class Model:
             raise ValueError(f"pooling: expected None or one of {', '.join(_POOLINGS)}, got {pooling!r:.60}")
         if not isinstance(normalize, bool):
             raise ValueError(f"normalize: expected True or False, got {normalize!r:.60}")
-        single = _is_single(texts)
+        single = _is_single(texts) and not (isinstance(texts, (list, tuple)) and not texts)
         given = [cast(Prompt, texts)] if single else cast("Sequence[Prompt]", texts)
         ids = [self.tokenizer.encode(text) if isinstance(text, str) else self._encode(text) for text in given]
         with self._session_for_texts(ids, options) as session:
@@ -532,7 +532,8 @@ class Model:
             return found[0]
         if pooling == "none":
             return found
-        return np.stack(found) if found else np.empty((0, self._config.n_embd), np.float32)
+        width = self._config.n_labels if pooling == "rank" else self._config.n_embd
+        return np.stack(found) if found else np.empty((0, width), np.float32)
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[Rank]:
         """Score how relevant documents are to a query with a reranker; returns their ranks, the best first.

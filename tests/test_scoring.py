@@ -424,7 +424,19 @@ def test_one_text_or_several(llama: Model) -> None:
     assert same(llama.embed("the", **ONE_THREAD), llama.embed(llama.tokenizer.encode("the"), **ONE_THREAD))
     assert (2, n_embd) == llama.embed(["the", "other"], **ONE_THREAD).shape
     assert [(3, n_embd), (2, n_embd)] == [rows.shape for rows in llama.embed([ids(3), ids(2)], pooling="none")]
-    assert (0, n_embd) == llama.embed(np.empty((0, 0), int), pooling="mean").shape
+
+
+def test_no_texts_have_no_embeddings(llama: Model, tiny: Tiny) -> None:
+    """An empty list gives what a list gives, of length 0; empty ids are one text without tokens, which is refused."""
+    for nothing in ([], (), np.empty((0, 0), int)):
+        assert (0, llama.config.n_embd) == llama.embed(nothing).shape
+        assert [] == llama.embed(nothing, pooling="none")
+    with Model.load(tiny("bert", classifier=True)) as model:
+        assert (0, model.config.n_labels) == model.embed([], pooling="rank").shape
+        assert [] == model.rerank("where", [])
+    for empty in (np.empty(0, int), "", [[]]):
+        with pytest.raises(ValueError, match="token_ids: expected a non-empty sequence"):
+            llama.embed(empty)
 
 
 def test_the_file_says_how_to_pool(tiny: Tiny) -> None:
