@@ -11,10 +11,13 @@ ROOT = Path(ggufpy.__file__).parent
 ORDER = [
     "errors", "_ffi", "gguf", "types", "backend", "graph", "arch", "weights", "batch", "cells", "states", "memory",
     "snapshots", "session", "chat", "answers", "tokenizer", "reuse", "sampling", "scoring", "generate", "engine",
-    "speculation", "hub", "model", "reference", "testing", "cli", "__main__",
+    "threads", "speculation", "hub", "model", "reference", "testing", "cli", "__main__",
 ]  # fmt: skip
 MAY_USE_C = {"_ffi", "types", "backend", "graph"}
-PURE = {"errors", "gguf", "batch", "cells", "chat", "tokenizer", "reuse", "sampling", "generate", "engine", "hub"}
+PURE = {
+    "errors", "gguf", "batch", "cells", "chat", "tokenizer", "reuse", "sampling", "generate", "engine", "threads",
+    "hub",
+}  # fmt: skip
 
 
 def room(path: Path) -> str:
