@@ -32,6 +32,7 @@ class SelfAttention(Rotation):
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
     qkv_scale: ClassVar[bool] = True  # of one fused matrix
+    copy_fused: ClassVar[bool] = False  # what it gives is copied to queries, keys and values, not viewed
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -50,7 +51,7 @@ class SelfAttention(Rotation):
         """List the tensors of a layer's attention."""
         c = self.c
         n_head, n_head_kv, (d_k, d_v) = c.n_head[il], c.n_head_kv[il], c.head_widths(il)
-        widths = {"q": d_k * n_head, "k": d_k * n_head_kv, "v": d_v * n_head_kv}
+        widths = {role: d * n for role, (d, n) in zip("qkv", self.heads(il), strict=True)}
         if self.qkv_fused or (self.qkv_fused is None and "attn_qkv.weight" in has):
             yield from linear("attn_qkv", c.n_embd, sum(widths.values()), self.qkv_bias, scale=self.qkv_scale)
             if self.qkv_fused is None and self.qkv_bias is None and "attn_qkv.bias" not in has:
@@ -106,13 +107,13 @@ class SelfAttention(Rotation):
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         """Project to queries, keys and values, each [n_embd_head, n_head, n_tokens]."""
-        g, c, blk, n_tokens, (d_k, d_v) = self.g, self.c, f"blk.{il}", x.ne[1], self.c.head_widths(il)
-        heads = ((d_k, c.n_head[il]), (d_k, c.n_head_kv[il]), (d_v, c.n_head_kv[il]))
+        g, blk, n_tokens, heads = self.g, f"blk.{il}", x.ne[1], self.heads(il)
         full, fused = self.qk_norm == "full", f"{blk}.attn_qkv.weight" in self.w
+        copied = full or self.copy_fused
         if fused:
             y, parts, offset = self.clamp_kqv(self.fused_qkv(x, blk)), [], 0
             for d, n in heads:
-                if full:
+                if copied:
                     parts.append(g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], offset)))
                 else:
                     parts.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
@@ -122,9 +123,14 @@ class SelfAttention(Rotation):
         q, k, v = parts
         if full:
             q, k = self.normalize_qk(q, k, il)
-        if full or not fused:
+        if copied or not fused:
             q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip((q, k, v), heads, strict=True))
         return q, k, v
+
+    def heads(self, il: int) -> tuple[tuple[int, int], ...]:
+        """Return the width and number of heads that queries, keys and values are projected to."""
+        c, (d_k, d_v) = self.c, self.c.head_widths(il)
+        return (d_k, c.n_head[il]), (d_k, c.n_head_kv[il]), (d_v, c.n_head_kv[il])
 
     def separate_qkv(self, x: Tensor, blk: str) -> list[Tensor]:
         """Multiply by the three matrices."""

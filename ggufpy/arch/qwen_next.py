@@ -21,30 +21,22 @@ class GatedAttention(Hybrid):
 
     qk_norm = "head"
     partial_rope = True
+    copy_fused = True
 
-    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
-        extra = c.n_embd_head_k * c.n_head[il]  # the gate's
-        for spec in super().attention_tensors(il, has):
-            if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
-                spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
-            yield spec
+    def heads(self, il: int) -> tuple[tuple[int, int], ...]:
+        """Return the heads' shapes; each head of queries has its gate behind it."""
+        (d, n), *others = super().heads(il)
+        return (d, 2 * n), *others
 
     def weaken(self, cur: Tensor, x: Tensor, il: int) -> Tensor:
         gate = self.g.cont_2d(self.gate, *cur.ne[:2])
         return self.g.mul(self.named(cur, "attn_pregate", il), self.g.sigmoid(gate))
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to queries and their gates, which lie head by head in one matrix, keys and values."""
-        g, c, blk, n_tokens, d = self.g, self.c, f"blk.{il}", x.ne[1], self.c.n_embd_head_k
-        heads = (2 * c.n_head[il], c.n_head_kv[il], c.n_head_kv[il])
-        if f"{blk}.attn_qkv.weight" in self.w:
-            y, at = self.fused_qkv(x, blk), (0, heads[0], heads[0] + heads[1])
-            parts = [g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], d * 4 * i)) for n, i in zip(heads, at, strict=True)]
-        else:
-            parts = [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
-        q, k, v = (g.reshape_3d(part, d, n, n_tokens) for part, n in zip(parts, heads, strict=True))
-        q, self.gate = (g.view_3d(q, d, c.n_head[il], n_tokens, 2 * d * 4, q.nb[2], i * d * 4) for i in (0, 1))
+        """Project to queries and their gates, keys and values."""
+        both, k, v = super().qkv(x, il)
+        d, n, n_tokens, _ = both.ne
+        q, self.gate = (self.g.view_3d(both, d, n // 2, n_tokens, 2 * d * 4, both.nb[2], i * d * 4) for i in (0, 1))
         return q, k, v
 
 

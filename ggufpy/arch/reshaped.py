@@ -203,16 +203,11 @@ class CogVLM(Decoder, name="cogvlm"):
     tiny = {"n_head_kv": 4}
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
         yield from super().layer_tensors(il, has)
-        for role, n_in, n_out in (
-            ("vis_attn_qkv", c.n_embd, 3 * c.n_embd),
-            ("vis_attn_output", c.n_embd, c.n_embd),
-            ("vis_gate", c.n_embd, c.n_ff[il]),
-            ("vis_up", c.n_embd, c.n_ff[il]),
-            ("vis_down", c.n_ff[il], c.n_embd),
-        ):
-            yield TensorSpec(f"{role}.weight", (n_in, n_out), unused=True)
+        d, n_ff = self.c.n_embd, self.c.n_ff[il]
+        shapes = {"attn_qkv": (d, 3 * d), "attn_output": (d, d), "gate": (d, n_ff), "up": (d, n_ff), "down": (n_ff, d)}
+        for role, shape in shapes.items():
+            yield TensorSpec(f"vis_{role}.weight", shape, unused=True)
 
     def rope_of(self, il: int) -> Rope:
         return Rope(0, 10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
