@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import time
 import warnings
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.vocabularies import byte_level
 
+from ggufpy import SamplingParams
 from ggufpy.cli import main, terminal
+from ggufpy.cli.parser import parse
+from ggufpy.cli.sampling import sampling_params
 from ggufpy.gguf import write_gguf
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +89,20 @@ def test_a_closed_stream_is_one_that_nobody_reads(command, closed, small_file, v
         ("generate a --max-tokens -1", "max_tokens: expected an integer from 0"),
         ("generate a --seed -1", "seed: expected an integer from 0"),
         ("chat --stop=", "stop"),
+        ("generate a --typical-p 1.5", "typical_p: expected a number from 0 to 1, got 1.5"),
+        ("chat --top-n-sigma -2", "top_n_sigma: expected a number from -1"),
+        ("chat --xtc-probability half", "argument --xtc-probability: invalid float value: 'half'"),
+        ("chat --mirostat 3", "mirostat: expected an integer from 0 to 2, got 3"),
+        ("chat --dry-base 0.5", "dry_base: expected a number from 1 "),
+        ("chat --dry-sequence-breaker=", "dry_sequence_breakers: expected strings of at least one character"),
+        ("chat --adaptive-decay 1", "adaptive_decay: expected a number from 0 to 0.99, got 1"),
+        ("generate a --logit-bias 5", "argument --logit-bias: expected ID=BIAS, such as 42=-1.5 or 42=-inf, got '5'"),
+        ("generate a --logit-bias 5=nan", "logit_bias[5]: expected a number"),
+        ("generate a --logit-bias 5=1 --logit-bias 5=2", "logit_bias: token 5 is there twice"),
+        ("generate a --banned-token-id -1", "banned_token_ids[0]: expected an integer from 0"),
+        ("generate a --min-tokens 3 --max-tokens 2", "min_tokens: expected at most max_tokens, 2, got 3"),
+        ("generate a --logprobs 3", "unrecognized arguments: --logprobs 3"),
+        ("chat --draft small --prompt-lookup", "argument --prompt-lookup: not allowed with argument --draft"),
         ("compare model", "the following arguments are required: DUMP"),
         ("bench", "the following arguments are required: MODEL"),
     ],
@@ -171,6 +191,56 @@ def test_warnings_and_log_are_single_lines(capsys, monkeypatch, small_file):
     assert logging.getLogger("ggufpy").handlers == before
     main(["inspect", str(small_file), "--verbose"])
     assert "ggufpy: chatter\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {}),
+        ("--max-tokens 9 --min-tokens 3 --seed 7", {"max_tokens": 9, "min_tokens": 3, "seed": 7}),
+        ("--temperature 1.5 --top-k -1 --top-p 0.5", {"temperature": 1.5, "top_k": -1, "top_p": 0.5}),
+        ("--dynatemp-range 0.5 --dynatemp-exponent 2", {"dynatemp_range": 0.5, "dynatemp_exponent": 2}),
+        ("--min-p 0.1 --typical-p 0.9 --top-n-sigma 2", {"min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 2}),
+        ("--xtc-probability 0.5 --xtc-threshold 0.2", {"xtc_probability": 0.5, "xtc_threshold": 0.2}),
+        ("--repeat-penalty 1.1 --repeat-last-n -1", {"repeat_penalty": 1.1, "repeat_last_n": -1}),
+        ("--frequency-penalty 0.3 --presence-penalty -0.4", {"frequency_penalty": 0.3, "presence_penalty": -0.4}),
+        ("--dry-multiplier 0.8 --dry-base 2", {"dry_multiplier": 0.8, "dry_base": 2}),
+        ("--dry-allowed-length 3 --dry-penalty-last-n -1", {"dry_allowed_length": 3, "dry_penalty_last_n": -1}),
+        ("--dry-sequence-breaker . --dry-sequence-breaker none", {"dry_sequence_breakers": (".", "none")}),
+        ("--mirostat 2 --mirostat-tau 4 --mirostat-eta 0.2", {"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2}),
+        ("--adaptive-target 0.3 --adaptive-decay 0.5", {"adaptive_target": 0.3, "adaptive_decay": 0.5}),
+        ("--logit-bias 5=-1.5 --logit-bias 6=-inf", {"logit_bias": {5: -1.5, 6: -math.inf}}),
+        ("--banned-token-id 5 --banned-token-id 6", {"banned_token_ids": (5, 6)}),
+        ("--stop a --stop b --include-stop", {"stop": ("a", "b"), "include_stop": True}),
+        ("--stop-token-id 5 --stop-token-id 6 --ignore-eos", {"stop_token_ids": (5, 6), "ignore_eos": True}),
+    ],
+)
+def test_options_are_sampling_parameters(command, options, expected):
+    """Each is the library's field of the same name; what is not given has the library's default."""
+    assert sampling_params(parse([command, *options.split()])) == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_sampling_parameter_is_an_option(command, capsys):
+    """All but what text has no place for, with the meaning and the default of the dataclass, common ones first."""
+    assert main([command, "--help"]) == 0
+    common, rest = " ".join(capsys.readouterr().out.split()).split(" more ways to choose tokens: ")
+    options = set(re.findall(r"--[a-z-]+", f"{common} {rest}"))
+    plural = {"banned_token_ids", "dry_sequence_breakers", "stop_token_ids"}
+    names = {field.name.removesuffix("s") if field.name in plural else field.name for field in fields(SamplingParams)}
+    missing = {name for name in names if f"--{name.replace('_', '-')}" not in options}
+    assert missing == {"n", "logprobs", "prompt_logprobs", "logits_processors"}
+    assert "--temperature X divides the logits; 0 or less takes the likeliest token" in common
+    assert "are left out; 0 is never (0) --xtc-threshold X a probability; above 0.5 nothing is left out (0.1) -" in rest
+    assert "reaches across; may be repeated ('\\n' ':' '\"' '*') -" in rest
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["inspect", "--help"], ["dance"], ["bench"]])
+def test_what_computes_nothing_imports_no_numpy(arguments):
+    """Help, version and wrong usage answer at once: sampling parameters are looked at by who chooses tokens."""
+    code = f"import sys; from ggufpy.cli import main; main({arguments}); sys.exit('numpy' in sys.modules)"
+    assert run_python(code).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["bench", "--help"]])

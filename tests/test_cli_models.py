@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,33 @@ def test_generate_obeys_its_options(smollm2_path, run):
     assert (code, " six" in out) == (0, True)
     assert run(*base, "--stop", "nine", "--stop", " six") == (0, out[: out.index(" six")] + "\n", "")
     assert run(*base, "--max-tokens", 0) == (0, "One, two, three, four,\n", "")
+
+
+def test_generate_bans_tokens(smollm2_path, run):
+    """A biased or banned token is not chosen, and one outside the vocabulary is wrong usage, told by its parameter."""
+    base = greedy("generate", PROMPT, "--model", smollm2_path, "--max-tokens", 1)
+    with Model.load(smollm2_path) as model:
+        (paris,) = model.tokenizer.encode(" Paris")
+    assert run(*base) == (0, f"{PROMPT} Paris\n", "")
+    assert " Paris" not in run(*base, "--banned-token-id", paris)[1]
+    assert " Paris" not in run(*base, "--logit-bias", f"{paris}=-inf")[1]
+    code, out, err = run(*base, "--logit-bias", "49152=1")
+    assert (code, out) == (2, "")
+    assert "logit_bias: 49152 is not below the vocabulary's size, 49152 (see `" in err
+
+
+def test_generate_guesses_ahead(smollm2_path, gemma3_path, run):
+    """The text is the same from right guesses, made with either option; a draft of another vocabulary is refused."""
+    base = greedy("generate", "one two three four five six " * 4, "--model", smollm2_path, "--max-tokens", 24)
+    code, out, err = run(*base, "--verbose")
+    assert (code, "guesses" in err) == (0, False)
+    for options in (["--prompt-lookup"], ["--draft", smollm2_path]):
+        code, text, err = run(*base, *options, "--verbose")
+        assert (code, text) == (0, out)
+        assert re.search(r"answer: 24 tokens \([1-9]\d* of \d+ guesses right\), ", err)
+    code, out, err = run(*base, "--draft", gemma3_path)
+    assert (code, out) == (2, "")
+    assert "draft: its vocabulary has 262144 tokens, the model's 49152" in err
 
 
 @pytest.mark.parametrize("prompt", [[], ["-"]])
@@ -211,6 +239,15 @@ def test_chat_without_a_template_says_how_to_give_one(gemma3_path):
     assert (process.returncode, out.strip()) == (1, "")
     assert "template" in err
     assert err.count("\n") == 1
+
+
+def test_chat_guesses_ahead_and_names_wrong_tokens(smollm2_path):
+    """The options are generate's: guesses are made, and a token outside the vocabulary is wrong usage."""
+    text = "Say: one two three one two three one two three.\n"
+    code, _, err = chat("--model", smollm2_path, "--max-tokens", 16, "--draft", smollm2_path, text=text)
+    assert (code, "guesses right" in figures(err)[0]) == (0, True)
+    code, _, err = chat("--model", smollm2_path, "--banned-token-id", 50000, text=text)
+    assert (code, "banned_token_ids: 50000 is not below the vocabulary's size" in err) == (2, True)
 
 
 def test_a_full_context_ends_a_piped_chat(smollm2_path):

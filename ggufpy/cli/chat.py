@@ -9,9 +9,11 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import Any
 
 from ggufpy.cli.generate import show, statistics, write
-from ggufpy.cli.loading import find, load, open_session, read_text, sampling_params
+from ggufpy.cli.loading import drafting, find, load, open_session, read_text, refusals_are_wrong_usage
+from ggufpy.cli.sampling import sampling_params
 from ggufpy.cli.terminal import say
 from ggufpy.errors import ContextLengthError
 
@@ -25,7 +27,8 @@ def run(args: Namespace) -> int:
     params = sampling_params(args)
     template = None if args.chat_template is None else read_text(args.chat_template)
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
-    with load(find(args.model), args) as model, open_session(model, args) as session:
+    with load(find(args.model), args) as model, drafting(args) as draft, open_session(model, args) as session:
+        options: dict[str, Any] = {"chat_template": template, "session": session, "draft": draft}
         messages = list(start)
         for line in _lines():
             if line == "/clear":
@@ -34,7 +37,8 @@ def run(args: Namespace) -> int:
             messages.append({"role": "user", "content": line})
             try:
                 with _interruptible() as cancel:
-                    chunks = model.stream_chat(messages, params, chat_template=template, session=session, cancel=cancel)
+                    with refusals_are_wrong_usage():
+                        chunks = model.stream_chat(messages, params, cancel=cancel, **options)
                     answer = show(chunks, "thinking")
             except ContextLengthError as error:
                 if not _is_interactive():

@@ -7,8 +7,9 @@ from argparse import Namespace
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from ggufpy.cli.loading import find, load, open_session, read_text, sampling_params
+from ggufpy.cli.loading import drafting, find, load, open_session, read_text, refusals_are_wrong_usage
 from ggufpy.cli.parser import UsageError
+from ggufpy.cli.sampling import sampling_params
 from ggufpy.cli.terminal import Status, say, tolerant, visible
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ def run(args: Namespace) -> int:
     """Continue the prompt. Standard output holds the prompt, the text and one newline, and nothing else."""
     params = sampling_params(args)
     prompt = _read_prompt(args.prompt)
-    with load(find(args.model), args) as model, open_session(model, args) as session:
-        chunks = model.stream_generate(prompt, params, session=session)
+    with load(find(args.model), args) as model, drafting(args) as draft, open_session(model, args) as session:
+        with refusals_are_wrong_usage():
+            chunks = model.stream_generate(prompt, params, session=session, draft=draft)
         write(prompt)
         completion = show(chunks, "reading the prompt")
     if args.verbose:
@@ -63,11 +65,13 @@ def statistics(completion: Completion) -> str:
     """Return one line of figures about a completion."""
     usage, timings = completion.usage, completion.timings
     cached = f", {usage.cached_tokens} of them kept" if usage.cached_tokens else ""
+    guesses = f" ({usage.accepted_tokens} of {usage.draft_tokens} guesses right)" if usage.draft_tokens else ""
     ended: str = completion.finish_reason
     if completion.stop_reason is not None:
         ended += f" ({completion.stop_reason!r})"
     return (
         f"prompt: {usage.prompt_tokens} tokens{cached}, {timings.prompt_s:.2f} s, {timings.prompt_tokens_per_s:.1f}/s; "
-        f"answer: {usage.completion_tokens} tokens, {timings.decode_s:.2f} s, {timings.decode_tokens_per_s:.1f}/s; "
+        f"answer: {usage.completion_tokens} tokens{guesses}, "
+        f"{timings.decode_s:.2f} s, {timings.decode_tokens_per_s:.1f}/s; "
         f"ended by: {ended}; seed: {completion.seed}"
     )

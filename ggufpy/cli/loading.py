@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufpy.cli.parser import LOAD, SAMPLING, SESSION, UsageError, given
+from ggufpy.cli.parser import LOAD, SESSION, UsageError, given
 from ggufpy.cli.terminal import Status
 from ggufpy.errors import GgufpyError, SamplingError
 
 if TYPE_CHECKING:
     from ggufpy.model import Model
-    from ggufpy.sampling import SamplingParams
     from ggufpy.session import Session
+    from ggufpy.speculation import Drafting
 
-__all__ = ["find", "load", "open_session", "read_text", "refusals_are_wrong_usage", "sampling_params"]
+__all__ = ["drafting", "find", "load", "open_session", "read_text", "refusals_are_wrong_usage"]
 
 
 def find(name_or_path: str) -> Path:
@@ -55,21 +55,25 @@ def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:
         return model.session(**{**defaults, **given(args, SESSION)})
 
 
-def sampling_params(args: Namespace) -> SamplingParams:
-    """Return the sampling parameters; a value out of range is wrong usage, found before anything is loaded."""
-    from ggufpy.sampling import SamplingParams
+@contextlib.contextmanager
+def drafting(args: Namespace) -> Iterator[Drafting | None]:
+    """Give the way of guessing ahead that the options ask for, if they do."""
+    from ggufpy.speculation import DraftModel, PromptLookup
 
-    try:
-        return SamplingParams(**given(args, SAMPLING))
-    except SamplingError as error:
-        raise UsageError(str(error)) from error
+    if args.draft is None:
+        yield PromptLookup() if args.prompt_lookup else None
+        return
+    with load(find(args.draft), args) as small:
+        yield DraftModel(small, **given(args, ("n_threads", "n_threads_batch")))
 
 
 @contextlib.contextmanager
 def refusals_are_wrong_usage() -> Iterator[None]:
-    """Tell a value out of range, which the library refuses with a plain ValueError, from what is wrong with a file."""
+    """Tell a value out of range, a SamplingError or a plain ValueError, from what is wrong with a file or a text."""
     try:
         yield
+    except SamplingError as error:
+        raise UsageError(str(error)) from error
     except GgufpyError:
         raise
     except ValueError as error:

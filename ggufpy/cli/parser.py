@@ -1,16 +1,18 @@
 """The options of every command. Names are the library's (`--n-ctx` is `n_ctx`), and what is not given is left to it.
 
-Nothing but argparse is imported here: `ggufpy --version` and a mistyped option answer at once.
+Nothing but argparse is imported here, so that `ggufpy --help` and `--version` answer at once; what `sampling` tells
+from SamplingParams is asked for by the commands that have those options.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["DEFAULT_MODEL", "LOAD", "SAMPLING", "SESSION", "UsageError", "given", "parse"]
+__all__ = ["DEFAULT_MODEL", "LOAD", "SESSION", "UsageError", "given", "parse"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -18,10 +20,6 @@ LOAD = ("n_gpu_layers", "use_mmap", "repack")
 SESSION = (
     *("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"),
     *("flash_attn", "type_k", "type_v", "swa_full"),
-)
-SAMPLING = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
-    *("seed", "stop", "stop_token_ids", "ignore_eos"),
 )
 
 
@@ -36,7 +34,8 @@ def given(args: Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 def parse(argv: Sequence[str] | None) -> Namespace:
     """Read a command line; SystemExit after `--help`, or after one line about what is wrong with it."""
-    parser = _parser()
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser(argv)
     args = parser.parse_args(argv)
     if args.version:
         args.command = "version"
@@ -50,7 +49,8 @@ class _Parser(ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
 
-def _parser() -> ArgumentParser:
+def _parser(argv: Sequence[str]) -> ArgumentParser:
+    """Return the parser of every command, with the options of those that a command line names."""
     parser = _Parser(prog="ggufpy", description="Run, look into and measure GGUF language models.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="show the versions of ggufpy and of ggml")
     parser.set_defaults(verbose=False)
@@ -67,7 +67,8 @@ def _parser() -> ArgumentParser:
     ):
         usage = f"ggufpy {name} {takes}"
         command = commands.add_parser(name, help=summary, description=add.__doc__, usage=usage, allow_abbrev=False)
-        add(command)
+        if name in argv:
+            add(command)
         command.add_argument("--verbose", action="store_true", help="say more, on standard error")
     return parser
 
@@ -78,8 +79,7 @@ def _add_generate(parser: ArgumentParser) -> None:
         "prompt", nargs="?", metavar="PROMPT", help="the text to continue; read from standard input if absent or -"
     )
     _add_model(parser)
-    _add_sampling(parser)
-    _add_session(parser)
+    _add_answering(parser)
 
 
 def _add_chat(parser: ArgumentParser) -> None:
@@ -87,8 +87,7 @@ def _add_chat(parser: ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--chat-template", metavar="FILE", help="a jinja template in place of the model's own")
-    _add_sampling(parser)
-    _add_session(parser)
+    _add_answering(parser)
 
 
 def _add_inspect(parser: ArgumentParser) -> None:
@@ -177,34 +176,16 @@ def _add_model(parser: ArgumentParser) -> None:
     )
 
 
-def _add_sampling(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("choosing tokens", argument_default=argparse.SUPPRESS)
-    group.add_argument(
-        "--max-tokens", type=int, metavar="N", help="at most this many new tokens (to the end of the context)"
-    )
-    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
-    group.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest; 0 takes all")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="choose among the likeliest that add up to P; 1 takes all"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="leave out what is less than P times as probable as the best"
-    )
-    group.add_argument(
-        "--repeat-penalty", type=float, metavar="X", help="make recent tokens less likely; 1 does nothing"
-    )
-    group.add_argument("--repeat-last-n", type=int, metavar="N", help="how many tokens count as recent")
-    group.add_argument("--seed", type=int, metavar="N", help="for the same text again (random)")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    group.add_argument(
-        "--stop-token-id",
-        action="append",
-        type=int,
-        dest="stop_token_ids",
-        metavar="ID",
-        help="end at this token; may be repeated",
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="never choose a token that ends the text")
+def _add_answering(parser: ArgumentParser) -> None:
+    from ggufpy.cli.sampling import add_common_options, add_other_options
+
+    add_common_options(parser)
+    _add_session(parser)
+    group = parser.add_argument_group("guessing ahead (faster where guesses are right)")
+    ways = group.add_mutually_exclusive_group()
+    ways.add_argument("--prompt-lookup", action="store_true", help="guess that text goes on as it did before")
+    ways.add_argument("--draft", metavar="NAME_OR_PATH", help="guess with a small model, which has the same vocabulary")
+    add_other_options(parser)
 
 
 def _add_session(parser: ArgumentParser) -> None:

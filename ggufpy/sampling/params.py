@@ -34,7 +34,7 @@ class SamplingParams:
     temperature            divides the logits; 0 or less takes the likeliest token, the lowest id among equals
     dynatemp_range         the temperature lies so far about `temperature`, by the entropy of the choice; 0 is off
     dynatemp_exponent      the power of the normalized entropy with which it rises from the least to the largest
-    top_k                  keep the k likeliest tokens; 0 or -1 keeps all
+    top_k                  keep so many of the likeliest tokens; 0 or -1 keeps all
     top_p                  keep the likeliest tokens whose probabilities first add up to this; 1 keeps all
     min_p                  keep tokens at least this times as probable as the likeliest; 0 keeps all
     typical_p              keep the tokens nearest to the expected surprise that add up to this; 1 keeps all
@@ -45,23 +45,23 @@ class SamplingParams:
     frequency_penalty      taken off a token's logit for each time it was seen lately; 0 changes nothing
     presence_penalty       taken off the logit of each token seen lately; 0 changes nothing
     repeat_last_n          how many of the last tokens, the prompt's too, count as lately; 0 none, -1 all
-    dry_multiplier         DRY: taken off a token that would go on with a repetition, times
-    dry_base               … this to the power of the repetition's length beyond
-    dry_allowed_length     … this; shorter repetitions are free. A multiplier of 0 is off
-    dry_penalty_last_n     how many of the last tokens are searched for repetitions; 0 none, -1 all
-    dry_sequence_breakers  strings that no repetition reaches across
+    dry_multiplier         DRY: taken off a token that would lengthen a repetition of `dry_allowed_length`; 0 is off
+    dry_base               DRY: times this for each token that the repetition is longer
+    dry_allowed_length     DRY: repetitions shorter than this are free
+    dry_penalty_last_n     DRY: how many of the last tokens are searched for repetitions; 0 none, -1 all
+    dry_sequence_breakers  DRY: strings that no repetition reaches across
     mirostat               1 or 2 aims at a surprise instead of cutting: only temperature and biases count beside it
     mirostat_tau           the surprise to aim at, in bits
     mirostat_eta           how fast it is approached
     adaptive_target        aim at tokens of this probability (adaptive-p); below 0 is off
     adaptive_decay         how slowly the tokens chosen so far are forgotten in that, 0 … 0.99
-    logit_bias             added to the logits of these token ids: a mapping, or pairs; -inf bans a token
+    logit_bias             added to the logits of these token ids; -inf bans a token
     banned_token_ids       token ids never chosen
     min_tokens             before so many new tokens nothing ends the answer
-    max_tokens             at most so many new tokens; None goes on to the end of the context
+    max_tokens             at most so many new tokens; by default it goes on to the end of the context
     n                      how many answers to give to a prompt
-    seed                   0 … 4294967295; None draws one. Either way the result reports the one used
-    stop                   one string or several: the text ends before the first to be completed
+    seed                   0 … 4294967295, for the same tokens again; by default one is drawn, and the result reports it
+    stop                   the text ends before the first of these strings to be completed
     stop_token_ids         token ids that end the text, besides the model's end-of-generation tokens
     include_stop           keep the stop string in the text
     ignore_eos             never choose an end-of-generation token
