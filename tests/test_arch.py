@@ -361,6 +361,19 @@ def test_names_lead_to_declarations() -> None:
     assert [arch.find(name).name for name in arch.names()] == arch.names()
 
 
+def test_a_declarations_head_gives_attributes_that_there_are() -> None:
+    """What stands in the head of a class is an attribute as any other; a misspelt one is refused."""
+
+    class Kin(arch.Decoder, name="kin", tie=True):
+        pass
+
+    assert ("kin", True) == (Kin.name, Kin.tie)
+    with pytest.raises(AttributeError, match="activatoin"):
+
+        class Other(arch.Decoder, name="other", activatoin="relu"):
+            pass
+
+
 @pytest.mark.parametrize("name", arch.names())
 def test_every_tensor_of_a_table_is_needed(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """A file is refused for the lack of any tensor that its table demands, and only for that one."""

@@ -32,6 +32,7 @@ class SelfAttention(Rotation):
     qkv_fused: ClassVar[Presence] = None
     qkv_bias: ClassVar[Presence] = None
     qkv_scale: ClassVar[bool] = True  # of one fused matrix
+    copy_fused: ClassVar[bool] = False  # what it gives is copied to queries, keys and values, not viewed
     output_bias: ClassVar[Presence] = False
     qk_norm: ClassVar[str] = ""
     """Queries and keys are normalized before they are rotated, by "head" (all alike), "heads" (each its own way) or the
@@ -50,7 +51,7 @@ class SelfAttention(Rotation):
         """List the tensors of a layer's attention."""
         c = self.c
         n_head, n_head_kv, (d_k, d_v) = c.n_head[il], c.n_head_kv[il], c.head_widths(il)
-        widths = {"q": d_k * n_head, "k": d_k * n_head_kv, "v": d_v * n_head_kv}
+        widths = {role: d * n for role, (d, n) in zip("qkv", self.heads(il), strict=True)}
         if self.qkv_fused or (self.qkv_fused is None and "attn_qkv.weight" in has):
             yield from linear("attn_qkv", c.n_embd, sum(widths.values()), self.qkv_bias, scale=self.qkv_scale)
             if self.qkv_fused is None and self.qkv_bias is None and "attn_qkv.bias" not in has:
@@ -106,27 +107,30 @@ class SelfAttention(Rotation):
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         """Project to queries, keys and values, each [n_embd_head, n_head, n_tokens]."""
-        g, c, blk, n_tokens, (d_k, d_v) = self.g, self.c, f"blk.{il}", x.ne[1], self.c.head_widths(il)
-        heads = ((d_k, c.n_head[il]), (d_k, c.n_head_kv[il]), (d_v, c.n_head_kv[il]))
-        full = self.qk_norm == "full"
-        if f"{blk}.attn_qkv.weight" in self.w:
-            y = self.clamp_kqv(self.fused_qkv(x, blk), full)
-            parts, offset = [], 0
+        g, blk, n_tokens, heads = self.g, f"blk.{il}", x.ne[1], self.heads(il)
+        full, fused = self.qk_norm == "full", f"{blk}.attn_qkv.weight" in self.w
+        copied = full or self.copy_fused
+        if fused:
+            y, parts, offset = self.clamp_kqv(self.fused_qkv(x, blk)), [], 0
             for d, n in heads:
-                if full:
+                if copied:
                     parts.append(g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], offset)))
                 else:
                     parts.append(g.view_3d(y, d, n, n_tokens, d * 4, y.nb[1], offset))
                 offset += d * n * 4
         else:
-            parts = [self.clamp_kqv(part, full) for part in self.separate_qkv(x, blk)]
-            if not full:
-                parts = [g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip(parts, heads, strict=True)]
+            parts = [self.clamp_kqv(part) for part in self.separate_qkv(x, blk)]
         q, k, v = parts
         if full:
             q, k = self.normalize_qk(q, k, il)
+        if copied or not fused:
             q, k, v = (g.reshape_3d(p, d, n, n_tokens) for p, (d, n) in zip((q, k, v), heads, strict=True))
         return q, k, v
+
+    def heads(self, il: int) -> tuple[tuple[int, int], ...]:
+        """Return the width and number of heads that queries, keys and values are projected to."""
+        c, (d_k, d_v) = self.c, self.c.head_widths(il)
+        return (d_k, c.n_head[il]), (d_k, c.n_head_kv[il]), (d_v, c.n_head_kv[il])
 
     def separate_qkv(self, x: Tensor, blk: str) -> list[Tensor]:
         """Multiply by the three matrices."""
@@ -140,10 +144,10 @@ class SelfAttention(Rotation):
             y = self.g.add(y, self.g.concat(self.g.concat(biases[0], biases[1], 0), biases[2], 0))
         return y
 
-    def clamp_kqv(self, x: Tensor, full: bool) -> Tensor:
+    def clamp_kqv(self, x: Tensor) -> Tensor:
         """Clamp projections where the file asks for it."""
         c = f32(self.c.clamp_kqv)
-        return self.g.clamp(x, -c, c) if c > 0 and not full else x
+        return self.g.clamp(x, -c, c) if c > 0 else x
 
     def position(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
         """Normalize queries and keys where the architecture does, and rotate them by their positions."""
@@ -171,9 +175,10 @@ class SelfAttention(Rotation):
         scale = self.attention_scale()
         if self.scale_query:
             q, scale = self.g.scale(q, scale), 1.0
-        stored = self.store(k, v, il, q)
-        assert stored is not None
-        q, g, kv = stored, self.g, self.inputs.attention(il)
+        g, kv = self.g, self.inputs.attention(il)
+        q = self.graph.expand(self.named(self.hadamard(q, kv.k_rot), "Qcur", il))
+        if k is not None and v is not None:
+            self.store(k, v, il)
         keys, values = kv.keys(il), kv.values(il)
         n_stream = keys.ne[3]
         d, n_head, n_tokens = q.ne[0], q.ne[1], q.ne[2] // n_stream
@@ -201,22 +206,14 @@ class SelfAttention(Rotation):
             cur = cur if expand is None else g.mul_mat(expand, cur)
             cur = g.permute(cur, 0, 2, 1, 3)
             cur = g.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
-        self.graph.expand(self.named(cur, "kqv_out", il))
-        return self.hadamard(cur, kv.v_rot) if kv.v_rot is not None else cur
+        return self.hadamard(self.graph.expand(self.named(cur, "kqv_out", il)), kv.v_rot)
 
-    def store(self, k: Tensor | None, v: Tensor | None, il: int, q: Tensor | None = None) -> Tensor | None:
-        """Store keys and values in the cache; returns the queries, rotated as the cache wants them."""
+    def store(self, k: Tensor, v: Tensor, il: int) -> None:
+        """Store keys and values in the cache, rotated as it wants them."""
         kv = self.inputs.attention(il)
-        q, k, v = (
-            t if t is None or rot is None else self.hadamard(t, rot)
-            for t, rot in ((q, kv.k_rot), (k, kv.k_rot), (v, kv.v_rot))
-        )
-        for name, t in (("Qcur", q), ("Vcur", v), ("Kcur", k)):
-            if t is not None:
-                self.graph.expand(self.named(t, name, il))
-        if k is not None and v is not None:
-            kv.store(self.graph, k, v, il)
-        return q
+        v = self.graph.expand(self.named(self.hadamard(v, kv.v_rot), "Vcur", il))
+        k = self.graph.expand(self.named(self.hadamard(k, kv.k_rot), "Kcur", il))
+        kv.store(self.graph, k, v, il)
 
     def bounded(self, kq: Tensor) -> Tensor:
         """Bound the scores where the architecture does; flash attention does it by itself."""
@@ -227,14 +224,14 @@ class SelfAttention(Rotation):
 
         Other than there they are not scaled a second time, where YaRN or the file scales what it rotates.
         """
-        g, x = self.g, k
-        if k.type not in (GGMLType.F16, GGMLType.F32):
-            x = g.cast(k, GGMLType.F32)
-        x = self.rotate(x if rot is None else self.hadamard(x, rot), il, unscaled=True)
-        return g.cpy(x if rot is None else self.hadamard(x, rot), k)
+        x = k if k.type in (GGMLType.F16, GGMLType.F32) else self.g.cast(k, GGMLType.F32)
+        x = self.rotate(self.hadamard(x, rot), il, unscaled=True)
+        return self.g.cpy(self.hadamard(x, rot), k)
 
-    def hadamard(self, x: Tensor, rot: Tensor) -> Tensor:
+    def hadamard(self, x: Tensor, rot: Tensor | None) -> Tensor:
         """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""
+        if rot is None:
+            return x
         g, n = self.g, rot.ne[0]
         rows = x.n_elements // n
         y = g.mul_mat(rot, g.reshape_2d(x, n, rows) if x.is_contiguous else g.cont_2d(x, n, rows))

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLASSIFIER, NEOX, Decoder, Has, Moe, Presence, linear
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import CLASSIFIER, NEOX, REQUIRED, Config, Decoder, Has, Moe, Presence, TensorSpec, linear
 from ggufpy.graph import Tensor
 
 __all__ = ["Bert", "JinaBertV2", "JinaBertV3", "ModernBert", "NeoBert", "NomicBert", "NomicBertMoe"]
@@ -23,10 +21,9 @@ class Encoder(Decoder):
     partial_rope = True
 
 
-class Bert(Encoder):
+class Bert(Encoder, name="bert"):
     """BERT: embedded positions, a plain FFN with GELU, LayerNorm behind each sum. All tokens are of the first type."""
 
-    name = "bert"
     keys = {"n_token_types": REQUIRED}
     classifier: ClassVar[tuple[str, ...]] = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     norm = "layer"
@@ -64,29 +61,22 @@ class Bert(Encoder):
         return self.normalize(self.g.add(cur, x), f"blk.{il}.{self.sum_norms[which]}", name, il)
 
 
-class JinaBertV3(Bert):
+class JinaBertV3(Bert, name="jina-bert-v3", classifier=(), learned_positions=False, rope=NEOX):
     """Jina BERT v3: BERT that rotates."""
 
-    name = "jina-bert-v3"
-    classifier = ()
-    learned_positions = False
-    rope = NEOX
 
-
-class NomicBert(JinaBertV3):
+class NomicBert(JinaBertV3, name="nomic-bert"):
     """Nomic BERT: a gated FFN; llama.cpp loads its biases but leaves them out of the graph."""
 
-    name = "nomic-bert"
     ignored = (*CLASSIFIER, "ffn_up.bias", "ffn_down.bias")
     ffn_gate = True
     ffn_bias = False
     activation = "silu"
 
 
-class NomicBertMoe(JinaBertV3):
+class NomicBertMoe(JinaBertV3, name="nomic-bert-moe"):
     """Nomic BERT MoE: experts without gates in every other layer, or as often as the file says."""
 
-    name = "nomic-bert-moe"
     keys = {"n_token_types": REQUIRED, "moe_every_n_layers": 0}
     moe = Moe(required=False, gate=False, normalize=False)
     tiny = {"n_token_types": 2, "moe_every_n_layers": 2, "n_layer": 4, "n_expert": 8, "n_expert_used": 2}
@@ -96,10 +86,9 @@ class NomicBertMoe(JinaBertV3):
         return self.c.moe_every_n_layers > 0 and il % self.c.moe_every_n_layers == 1
 
 
-class JinaBertV2(Bert):
+class JinaBertV2(Bert, name="jina-bert-v2"):
     """Jina BERT v2: ALiBi, norms of whole queries and keys, a second norm of attention, GELU with or without a gate."""
 
-    name = "jina-bert-v2"
     classifier = ("cls.weight", "cls.bias")
     learned_positions = False
     token_types = True
@@ -142,11 +131,11 @@ class JinaBertV2(Bert):
         return self.activate_fused(gate) if both else super().activate(gate, up, il)
 
 
-class ModernBert(Encoder):
+class ModernBert(Encoder, name="modern-bert"):
     """ModernBERT: norms before the sublayers, rotation, and windows to both sides in two layers of three."""
 
-    name = "modern-bert"
     classifier = ("cls.weight", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
+    classifier_activation = "gelu"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "hidden_activation": ""}
     swa_period = 3
     swa_dense_first = True
@@ -170,22 +159,15 @@ class ModernBert(Encoder):
         c = super().adjust()
         return replace(c, classifier_pooling=1) if c.classifier_pooling is None else c
 
-    def attention_input(self, x: Tensor, il: int) -> Tensor:
-        return super().attention_input(x, il) if f"blk.{il}.attn_norm.weight" in self.w else x
-
-    def classifier_activation(self, x: Tensor) -> Tensor:
-        return self.g.gelu(x)
-
     def activate_fused(self, both: Tensor) -> Tensor:
         g, name = self.g, self.c.hidden_activation
         functions = {"silu": g.swiglu, "swish": g.swiglu, "swiglu": g.swiglu, "reglu": g.reglu}
         return functions.get(name, g.geglu)(both)
 
 
-class NeoBert(Encoder):
+class NeoBert(Encoder, name="neo-bert"):
     """NeoBERT: Llama in one matrix for q, k and v and one for gate and up, and another name for the last norm."""
 
-    name = "neo-bert"
     classifier = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
     output_norm = "enc.output_norm"
     qkv_fused = True

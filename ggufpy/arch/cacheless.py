@@ -4,46 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe
+from ggufpy.arch.decoder import NEOX, REQUIRED, Config, Decoder, Has, Moe, Tensor, TensorSpec
 from ggufpy.arch.gemma import Gemma3
 from ggufpy.arch.llama import Llama
 from ggufpy.arch.qwen import Qwen2, Qwen3Moe
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
 
 __all__ = ["RND1", "Dream", "EuroBert", "GemmaEmbedding", "LLaDA", "LLaDAMoe", "LlamaEmbed"]
 
 
-class LLaDA(Decoder):
+class LLaDA(Decoder, name="llada"):
     """LLaDA: Llama. llama.cpp loads some biases and rope's factors, but leaves them out of the graph."""
 
-    name = "llada"
     cacheless = True
     ignored = ("rope_freqs.weight", "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
 
-class Dream(Qwen2):
+class Dream(Qwen2, name="dream", cacheless=True, head_bias=False, ignored=("output.bias",)):
     """Dream: Qwen 2; llama.cpp loads the output matrix's bias, but leaves it out of the graph."""
 
-    name = "dream"
-    cacheless = True
-    head_bias = False
-    ignored = ("output.bias",)
 
-
-class RND1(Qwen3Moe):
+class RND1(Qwen3Moe, name="rnd1", cacheless=True, moe=Moe(split_ff=True)):
     """RND1: Qwen 3 MoE."""
 
-    name = "rnd1"
-    cacheless = True
-    moe = Moe(split_ff=True)
 
-
-class LLaDAMoe(Decoder):
+class LLaDAMoe(Decoder, name="llada-moe"):
     """LLaDA MoE: OLMoE, with norms of each head's queries and keys."""
 
-    name = "llada-moe"
     keys = {"n_ff_exp": 0}
     cacheless = True
     tie = False
@@ -52,20 +38,13 @@ class LLaDAMoe(Decoder):
     moe = Moe(normalize=False, split_ff=True)
 
 
-class EuroBert(Decoder):
+class EuroBert(Decoder, name="eurobert", cacheless=True, logits=False, rope=NEOX, partial_rope=True):
     """EuroBERT: Llama that rotates by halves."""
 
-    name = "eurobert"
-    cacheless = True
-    logits = False
-    rope = NEOX
-    partial_rope = True
 
-
-class LlamaEmbed(Llama):
+class LlamaEmbed(Llama, name="llama-embed"):
     """Llama for embeddings; its tokens see those before them only where the file does not say otherwise."""
 
-    name = "llama-embed"
     cacheless = True
     logits = False
     ignored = ("output.weight",)
@@ -74,10 +53,9 @@ class LlamaEmbed(Llama):
         return self.c
 
 
-class GemmaEmbedding(Gemma3):
+class GemmaEmbedding(Gemma3, name="gemma-embedding"):
     """EmbeddingGemma: Gemma 3 whose windows reach to both sides, with two more matrices behind the pooling."""
 
-    name = "gemma-embedding"
     keys = {
         "n_swa": REQUIRED, "rope_freq_base_swa": 10000.0,
         "dense_2_in": 0, "dense_2_out": 0, "dense_3_in": 0, "dense_3_out": 0,

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NORM, ROUTER, Decoder, Has, Moe, Presence
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import REQUIRED, ROUTER, Decoder, Has, Moe, Presence, Tensor, TensorSpec
 
 __all__ = ["Cohere2", "Cohere2Moe", "CommandR"]
 
 N_LAYER_PLUS = 64
 
 
-class CommandR(Decoder):
+class CommandR(Decoder, name="command-r"):
     """Command R; from 64 layers on (Command R+) each head of queries and keys is normalized its own way."""
 
-    name = "command-r"
     keys = {"logit_scale": 0.0}
     norm = "layer"
     tie: ClassVar[Presence] = True
-    rope = NORM
     partial_rope = True
     qk_norm = "heads"
     parallel = "ffn + x"
@@ -35,10 +30,9 @@ class CommandR(Decoder):
                 yield spec
 
 
-class Cohere2(CommandR):
+class Cohere2(CommandR, name="cohere2"):
     """Command R7B: three layers of four see a window, and only those know positions."""
 
-    name = "cohere2"
     keys = {"logit_scale": REQUIRED, "n_swa": REQUIRED}
     swa_period = 4
     full_rope = False
@@ -49,13 +43,12 @@ class Cohere2(CommandR):
     ffn_scale = True
 
 
-class Cohere2Moe(Cohere2):
+class Cohere2Moe(Cohere2, name="cohere2moe"):
     """Cohere 2 with experts after some dense layers, which always know positions; shared experts halve the others.
 
     The norms are of the kind whose epsilon the file has.
     """
 
-    name = "cohere2moe"
     keys = {
         **Cohere2.keys, **ROUTER, "norm_eps": 0.0, "norm_rms_eps": 0.0, "n_layer_dense_lead": REQUIRED,
         "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 0,

@@ -9,7 +9,7 @@ may be a function of the fields that all architectures read, given by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ggufpy.errors import GGUFError
@@ -53,16 +53,12 @@ def _asked(name: str, off: Any, **limits: Any) -> Any:
     return field(default=off, metadata={"key": Key(name, **limits), "asked": True})
 
 
-def _derived(default: Any) -> Any:
-    return field(default=default)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The hyper-parameters of one model. Per-layer values are tuples with one entry per layer."""
 
-    architecture: str = _derived("")
-    n_vocab: int = _derived(0)
+    architecture: str = ""
+    n_vocab: int = 0
     n_ctx_train: int = _always("context_length", REQUIRED, low=1)
     n_embd: int = _always("embedding_length", REQUIRED, low=1, high=2**20)
     n_layer: int = _always("block_count", REQUIRED, low=1, high=MAX_LAYERS)
@@ -87,14 +83,14 @@ class Config:
     pooling: int | None = _always("pooling_type", None, high=4)
     """What `enum llama_pooling_type` calls the way tokens' embeddings become one; None where the file does not say."""
     classifier_pooling: int | None = _always("classifier.pooling_type", None, high=4)
-    n_labels: int = _derived(1)
+    n_labels: int = 1
     """The scores that a classifier gives."""
-    n_layer_kv: int = _derived(0)
+    n_layer_kv: int = 0
     """Layers from this one on keep nothing of their own, see `kv_layer`; 0 for none such."""
-    is_swa: tuple[bool, ...] = _derived(())
-    swa_chunked: bool = _derived(False)
+    is_swa: tuple[bool, ...] = ()
+    swa_chunked: bool = False
     """Windows begin at multiples of `n_swa` and do not slide."""
-    yarn_mscale: float = _derived(1.0)
+    yarn_mscale: float = 1.0
     """How YaRN stretches what rotates, beside `rope_yarn_log_mul` for all."""
 
     norm_rms_eps: float = _asked("attention.layer_norm_rms_epsilon", 0.0, high=1.0)
@@ -210,11 +206,7 @@ class Config:
             default = asked.get(f.name, f.default)
             if callable(default):
                 default = None if reader.faults else default(values)  # it may count with what is missing
-            kind = _kind(f.type)
-            if key.per_layer or key.count:
-                values[f.name] = reader.read_several(key, kind, default, key.count or n_block)
-            else:
-                values[f.name] = reader.read(key, kind, default)
+            values[f.name] = reader.read(key, _kind(f.type), default, n_block if key.per_layer else key.count)
         _derive(values, reader, swa_pattern)
         _leave_out_nextn(values, reader)
         config = cls(**values)
@@ -251,28 +243,21 @@ class _Reader:
             return len(tokens)
         return self.read(Key("vocab_size", low=1), int, REQUIRED) or 0
 
-    def read(self, key: Key, kind: type, default: Any) -> Any:
-        name = self.full_name(key)
-        if name not in self.metadata:
-            if default is REQUIRED:
-                self.faults.append(f"{name}: the key is missing")
-                return None
-            return default
-        value = self.metadata[name]
-        return value if self._fits(key, kind, value) else default if default is not REQUIRED else None
-
-    def read_several(self, key: Key, kind: type, default: Any, n: int) -> Any:
-        """Read an array of n values; one value stands for all layers. Absent and optional → the default."""
+    def read(self, key: Key, kind: type, default: Any, n: int = 0) -> Any:
+        """Read one value, or an array of `n` for which one may stand; without a sound one, the default or None."""
         value = self.metadata.get(self.full_name(key))
-        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        if n and isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             if len(value) != n:
                 self.fault(key, f"{n} values" if key.count else f"one value or {n} (block_count)", value)
                 return None
             if kind is bool:  # some writers have no bools
                 value = [bool(v) if type(v) is int else v for v in value]
             return tuple(value) if all(self._fits(key, kind, v) for v in value) else None
-        value = self.read(key, kind, default)
-        return value if value is None or isinstance(value, tuple) else (value,) * n
+        if value is None and default is REQUIRED:
+            self.faults.append(f"{self.full_name(key)}: the key is missing")
+        if value is None or not self._fits(key, kind, value):
+            value = None if default is REQUIRED else default
+        return value if not n or value is None or isinstance(value, tuple) else (value,) * n
 
     def _fits(self, key: Key, kind: type, value: Any) -> bool:
         if type(value) is not kind:  # not isinstance: a bool is no integer here
@@ -374,6 +359,3 @@ def _window_layers(values: dict[str, Any], reader: _Reader, period: int | None, 
     else:
         reader.fault(name, f"{'' if period is None else 'an integer or '}{n_layer} bools", pattern)
     return (False,) * n_layer
-
-
-assert all(f.default is not MISSING for f in fields(Config))

@@ -3,8 +3,9 @@
 `Decoder` is both the declaration of an architecture and one graph of it in the making. Its class attributes say what a
 file has (the metadata keys, the tensor table) and which variant of each step is taken; its methods build the graph, in
 llama.cpp's order to the last addition. The class as it stands is Llama. An architecture is a subclass in its family's
-file: attributes where the difference is data, a method where it is another formula. Attention and FFN have rooms of
-their own (`attention.py` over `rope.py`, `experts.py` over `ffn.py`); what declarations need of them is found here.
+file, with the name that files give it in its head: attributes where the difference is data (in the head too, where they
+are few), a method where it is another formula. Attention and FFN have rooms of their own (`attention.py` over
+`rope.py`, `experts.py` over `ffn.py`); what declarations need of them and of the files below is found here.
 
 This file does not know where weights lie, how the cache keeps its cells or who runs the graph. Shapes are in ggml
 order: the first number is the contiguous dimension. Nodes are named as in llama.cpp (`Qcur-3`, `ffn_out-3`).
@@ -12,6 +13,7 @@ order: the first number is the contiguous dimension. Nodes are named as in llama
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -27,9 +29,9 @@ from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
 __all__ = [
-    "CLAMP_MIN", "CLASSIFIER", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "ROUTER",
-    "Attention", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
-    "f32", "inv_sqrt", "linear",
+    "CLAMP_MIN", "CLASSIFIER", "GATING", "IMROPE", "MROPE", "NEOX", "NORM", "REQUIRED", "ROUTER",
+    "Attention", "Config", "Decoder", "FromPositions", "GraphInputs", "Has", "Moe", "Presence", "Rope", "States",
+    "Tensor", "TensorSpec", "f32", "inv_sqrt", "linear",
 ]  # fmt: skip
 
 
@@ -62,6 +64,8 @@ class Decoder(SelfAttention, Experts):
     head_bias: ClassVar[Presence] = False
     classifier: ClassVar[tuple[str, ...]] = ()
     """Those of `CLASSIFIER` that a file may have, to score pooled embeddings with."""
+    classifier_activation: ClassVar[str] = "tanh"  # of its hidden layer
+    root_scale: ClassVar[bool] = False  # embeddings are scaled by the root of their width
     embedding_norm: ClassVar[bool] = False
     learned_positions: ClassVar[Presence] = False
     """Embeddings of positions are added to those of tokens."""
@@ -81,6 +85,13 @@ class Decoder(SelfAttention, Experts):
     """Fields of `Config` that small models for tests need otherwise than usual (testing.py)."""
     tiny_variants: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {}
     """Variants that tests need beyond those that follow from the rest; None for one that does not apply."""
+
+    def __init_subclass__(cls, **said: Any) -> None:
+        """Take the attributes that a declaration's head gives; one that does not exist is an AttributeError."""
+        super().__init_subclass__()
+        for attribute, value in said.items():
+            getattr(cls, attribute)
+            setattr(cls, attribute, value)
 
     # ------------------------------------------------------------------------------------------------- keys and tensors
 
@@ -242,27 +253,19 @@ class Decoder(SelfAttention, Experts):
 
     def classify(self, x: Tensor) -> Tensor:
         """Make scores of pooled embeddings, [n_labels, n_seqs], with as much of a classifier as the file has."""
-        g, w = self.g, self.w
-        if "cls.weight" in w:
-            x = g.mul_mat(w["cls.weight"], x)
-            x = self.classifier_activation(g.add(x, w["cls.bias"]) if "cls.bias" in w else x)
-            if "cls.norm.weight" in w:
-                x = g.mul(g.norm(x, f32(self.c.norm_eps)), w["cls.norm.weight"])
-        if "cls.output.weight" in w:
-            x = g.mul_mat(w["cls.output.weight"], x)
-            x = g.add(x, w["cls.output.bias"]) if "cls.output.bias" in w else x
-        return x
-
-    def classifier_activation(self, x: Tensor) -> Tensor:
-        """Bend what the classifier's hidden layer gives."""
-        return self.g.tanh(x)
+        if "cls.weight" in self.w:
+            bend = {"tanh": self.g.tanh, "gelu": self.g.gelu}[self.classifier_activation]
+            x = bend(self.linear(x, "cls"))
+            if "cls.norm.weight" in self.w:
+                x = self.normalize(x, "cls.norm", "", kind="layer")
+        return self.linear(x, "cls.output") if "cls.output.weight" in self.w else x
 
     # ---------------------------------------------------------------------------------------------- embeddings and head
 
     def embed(self) -> Tensor:
         """Return what the first layer takes, [n_embd, n_tokens]: tokens, where they stand, normalized."""
         x = self.look_up()
-        if self.learned_positions is not False and "position_embd.weight" in self.w:
+        if "position_embd.weight" in self.w:
             positions = self.g.get_rows(self.w["position_embd.weight"], self.inputs.positions)
             x = self.named(self.g.add(x, self.named(positions, "pos_embd")), "inpL")
         return self.normalize(x, "token_embd_norm", "inp_norm") if self.embedding_norm else x
@@ -270,26 +273,15 @@ class Decoder(SelfAttention, Experts):
     def look_up(self) -> Tensor:
         """Look up the tokens' embeddings and scale them."""
         x = self.g.get_rows(self.w["token_embd.weight"], self.inputs.tokens)
-        scale = self.embedding_scale()
+        scale = f32(math.sqrt(self.c.n_embd) if self.root_scale else self.c.embedding_scale)
         return self.named(self.g.scale(x, scale), "inp_scaled") if scale else x
-
-    def embedding_scale(self) -> float:
-        """Return what embeddings are multiplied by; 0 for nothing."""
-        return f32(self.c.embedding_scale)
 
     def head(self, x: Tensor) -> Tensor:
         """Project on the vocabulary."""
-        y = self.g.mul_mat(self.w["output.weight"], x)
-        if self.head_bias is not False and "output.bias" in self.w:
-            y = self.g.add(y, self.w["output.bias"])
-        scale = self.logit_scale()
-        if scale:
-            y = self.g.scale(y, scale)
-        return self.softcap(y, self.c.final_logit_softcapping) if self.c.final_logit_softcapping else y
-
-    def logit_scale(self) -> float:
-        """Return what logits are multiplied by; 0 for nothing."""
-        return f32(self.c.logit_scale)
+        y, cap = self.linear(x, "output"), self.c.final_logit_softcapping
+        if self.c.logit_scale:
+            y = self.g.scale(y, f32(self.c.logit_scale))
+        return self.softcap(y, cap) if cap else y
 
     # -------------------------------------------------------------------------------------------------------- the layer
 
@@ -317,28 +309,25 @@ class Decoder(SelfAttention, Experts):
 
     def attention_input(self, x: Tensor, il: int) -> Tensor:
         """Return what queries, keys and values are made of."""
-        return self.normalize(x, f"blk.{il}.attn_norm", "attn_norm", il) if self.pre_norm else x
+        here = self.pre_norm and self.has_norm(f"blk.{il}.attn_norm")
+        return self.normalize(x, f"blk.{il}.attn_norm", "attn_norm", il) if here else x
 
     def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
         """Return what the FFN is made of: the stream, mostly normalized, or what attention was made of."""
+        role = f"blk.{il}.{self.ffn_norm}"
         if not self.pre_norm:
             return h
-        return self.normalize(h, f"blk.{il}.{self.ffn_norm}", "ffn_norm", il) if self.ffn_norm else normed
+        return self.normalize(h, role, "ffn_norm", il) if self.ffn_norm and self.has_norm(role) else normed
 
     def add_residual(self, cur: Tensor, x: Tensor, which: int, il: int) -> Tensor:
         """Add a sublayer's output (0: attention's, 1: the FFN's) to the stream it came from."""
         if self.post_norms:
-            role, name = self.post_norm(which, il), ("attn_post_norm", "ffn_post_norm")[which]
-            cur = self.normalize(cur, f"blk.{il}.{role}", name, il, eps=self.post_norm_eps)
+            role, name = f"blk.{il}.{self.post_norms[which]}", ("attn_post_norm", "ffn_post_norm")[which]
+            cur = self.normalize(cur, role, name, il, eps=self.post_norm_eps)
         if self.c.residual_scale:
             cur = self.g.scale(cur, f32(self.c.residual_scale))
         y = self.g.add(cur, x)
         return y if which else self.named(y, "ffn_inp", il)
-
-    def post_norm(self, which: int, il: int) -> str:
-        """Name the norm of a sublayer's output."""
-        assert self.post_norms is not None
-        return self.post_norms[which]
 
 
 def _among(names: tuple[str, ...], name: str) -> bool:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, Decoder, Moe
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import NEOX, REQUIRED, Decoder, Moe, TensorSpec
 
 __all__ = ["BailingMoe", "BailingMoe2", "DeepSeek", "Dots1", "Ernie45Moe"]
 
 
-class DeepSeek(Decoder):
+class DeepSeek(Decoder, name="deepseek"):
     """DeepSeek MoE (the first one): Llama with experts after some dense layers."""
 
-    name = "deepseek"
     keys = {"n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0}
     moe = Moe(normalize=False, shared="many")
 
 
-class Dots1(DeepSeek):
+class Dots1(DeepSeek, name="dots1"):
     """dots.llm1: normalized queries and keys, a router that the file describes, and a bias for its choice."""
 
-    name = "dots1"
     keys = {**DeepSeek.keys, "expert_weights_norm": False, "expert_gating_func": 0}
     tie = False
     rope = NEOX
@@ -32,10 +28,9 @@ class Dots1(DeepSeek):
     tiny_variants = {"one-kv-head": None}
 
 
-class BailingMoe(Decoder):
+class BailingMoe(Decoder, name="bailingmoe"):
     """Ling 1: Llama with routed and shared experts in every layer, whatever `leading_dense_block_count` says."""
 
-    name = "bailingmoe"
     keys = {
         "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "expert_weights_scale": 0.0, "expert_weights_norm": False,
     }  # fmt: skip
@@ -44,10 +39,9 @@ class BailingMoe(Decoder):
     tiny_variants = {"ignored-keys": {"n_layer_dense_lead": 1}}
 
 
-class BailingMoe2(Decoder):
+class BailingMoe2(Decoder, name="bailingmoe2"):
     """Ling 2: normalized queries and keys, leading dense layers, and a router that the file describes."""
 
-    name = "bailingmoe2"
     keys = {**BailingMoe.keys, "n_layer_dense_lead": 0, "n_ff_shexp": 0, "expert_gating_func": REQUIRED}
     partial_rope = True
     nextn = True
@@ -66,10 +60,9 @@ class BailingMoe2(Decoder):
         return (self.c.n_ff_shexp or self.n_ff_exp(il)) * self.c.n_expert_shared
 
 
-class Ernie45Moe(Decoder):
+class Ernie45Moe(Decoder, name="ernie4_5-moe"):
     """ERNIE 4.5 with experts after some dense layers; a bias for the choice and shared ones where files have them."""
 
-    name = "ernie4_5-moe"
     keys = {
         "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "interleave_moe_layer_step": REQUIRED, "n_layer_dense_lead": 0,
     }  # fmt: skip

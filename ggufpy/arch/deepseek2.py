@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import ROUTER, Decoder, Has, Moe, Rope, linear
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import REQUIRED, ROUTER, Config, Decoder, Has, Moe, Rope, Tensor, TensorSpec, linear
 
 __all__ = ["DeepSeek2", "Mistral4"]
 
@@ -116,10 +113,9 @@ def _n_lora_q(values: dict[str, Any]) -> Any:
     return 0 if _is_lite(values["n_layer"] - (values["n_layer_nextn"] or 0), values["n_vocab"]) else REQUIRED
 
 
-class DeepSeek2(LatentAttention):
+class DeepSeek2(LatentAttention, name="deepseek2"):
     """DeepSeek 2 and 3, GLM 4.7 Lite: latent attention; dense layers first, then experts in groups."""
 
-    name = "deepseek2"
     keys = {
         **ROUTER, "n_layer_dense_lead": 0, "n_lora_q": _n_lora_q, "n_lora_kv": REQUIRED, "n_embd_head_k_mla": 0,
         "n_embd_head_v_mla": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "rope_yarn_log_mul": 0.0,
@@ -156,8 +152,5 @@ class DeepSeek2(LatentAttention):
         )
 
 
-class Mistral4(DeepSeek2):
+class Mistral4(DeepSeek2, name="mistral4", even_stretch=False):
     """Mistral 4: YaRN stretches what rotates in its own way."""
-
-    name = "mistral4"
-    even_stretch = False

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, REQUIRED, ROUTER, Config, Decoder, Moe
 
 __all__ = ["Exaone", "Exaone4", "ExaoneMoe"]
 
@@ -13,18 +12,13 @@ N_LAYER_32B = 64
 WINDOWED = {"n_layer": N_LAYER_32B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1, "n_swa": 16}
 
 
-class Exaone(Decoder):
+class Exaone(Decoder, name="exaone", rope=NEOX, rope_factors="freqs"):
     """EXAONE 3: Llama rotated by halves."""
 
-    name = "exaone"
-    rope = NEOX
-    rope_factors = "freqs"
 
-
-class Exaone4(Decoder):
+class Exaone4(Decoder, name="exaone4"):
     """EXAONE 4: norms of the sublayers' outputs only; the 32B model has windows, and rotates in these layers alone."""
 
-    name = "exaone4"
     keys = {"n_swa": 4096}
     swa_period = 4
     full_rope = False
@@ -51,10 +45,9 @@ class Exaone4(Decoder):
         return super().rotates(il) or not self.c.n_swa
 
 
-class ExaoneMoe(Decoder):
+class ExaoneMoe(Decoder, name="exaone-moe"):
     """K-EXAONE: norms before the sublayers, rotation in windowed layers alone, experts after some dense layers."""
 
-    name = "exaone-moe"
     keys = {
         "n_swa": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, **ROUTER,
         "expert_gating_func": REQUIRED,

@@ -251,10 +251,8 @@ class Experts(FeedForward):
         """Sum over the experts of each token, from the best to the last."""
         g = self.g
         self.graph.expand(x)
-        parts = [g.view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1]) for i in range(n_used)]
-        for part in parts:
-            self.graph.expand(part)
-        out = parts[0]
-        for part in parts[1:]:
+        views = (g.view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1]) for i in range(n_used))
+        out, *others = [self.graph.expand(view) for view in views]
+        for part in others:
             out = self.graph.expand(g.add(out, part))
         return out if n_used > 1 else g.cont(out)

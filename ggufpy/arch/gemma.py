@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
-from ggufpy.arch.decoder import NEOX, Decoder, Presence, f32, inv_sqrt
+from ggufpy.arch.decoder import NEOX, Decoder, Presence, inv_sqrt
 
 __all__ = ["Gemma", "Gemma2", "Gemma3"]
 
 
-class Gemma(Decoder):
+class Gemma(Decoder, name="gemma"):
     """Gemma 1: embeddings are scaled by the root of their width, the gate goes through GELU."""
 
-    name = "gemma"
     partial_rope = True
     tie: ClassVar[Presence] = True
+    root_scale = True
     rope = NEOX
     scale_query = True
     activation = "gelu"
     n_layer_27b: ClassVar[int] = 0
-
-    def embedding_scale(self) -> float:
-        return f32(math.sqrt(self.c.n_embd))
 
     def attention_scale(self) -> float:
         """Scale by the head's width; in the 27B models by the width that heads would have without key_length."""
@@ -30,10 +26,9 @@ class Gemma(Decoder):
         return inv_sqrt(c.n_embd // c.n_head[0] if c.n_layer == self.n_layer_27b else c.n_embd_head_k)
 
 
-class Gemma2(Gemma):
+class Gemma2(Gemma, name="gemma2"):
     """Gemma 2: norms after the sublayers too, a window in every other layer, bounded scores and logits."""
 
-    name = "gemma2"
     keys = {
         "n_swa": 4096, "rope_freq_base_swa": 0.0, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     }  # fmt: skip
@@ -43,10 +38,9 @@ class Gemma2(Gemma):
     n_layer_27b = 46
 
 
-class Gemma3(Gemma):
+class Gemma3(Gemma, name="gemma3"):
     """Gemma 3: norms of queries and keys instead of bounds, and a window in five layers of six."""
 
-    name = "gemma3"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0, "final_logit_softcapping": 0.0}
     swa_period = 6
     ignored: ClassVar[tuple[str, ...]] = ("dense_2.weight", "dense_3.weight")

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Has, f32, inv_sqrt
+from ggufpy.arch.decoder import REQUIRED, Config, Has, Tensor, TensorSpec, f32, inv_sqrt
 from ggufpy.arch.gemma import Gemma
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
 
 __all__ = ["Gemma3n", "LayerEmbeddings"]
 
@@ -21,10 +18,9 @@ N_SPARSE_LAYERS = 10
 SPARSITY = f32(1.6448533535003662)  # standard deviations, behind which lie 5 % of a normal distribution
 
 
-class SharedCache(Gemma):
+class SharedCache(Gemma, name=""):
     """Gemma 3 with unscaled scores and normalized values, whose last layers look into the caches of earlier ones."""
 
-    name = ""
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 10000.0}
     tie = None
     post_norms = ("post_attention_norm", "post_ffw_norm")
@@ -172,13 +168,12 @@ class Streams(LayerEmbeddings):
         return self.named(g.add(g.mul(g.repeat_4d(change, *predicted.ne), share), predicted), "corrected", il)
 
 
-class Gemma3n(Streams):
+class Gemma3n(Streams, name="gemma3n"):
     """Gemma 3n: four streams, a low-rank path beside attention, and a sparse FFN in the first ten layers.
 
     What is fixed here, llama.cpp takes from no file either.
     """
 
-    name = "gemma3n"
     swa_period = 5
     crop = "late"
     tiny = {"n_embd": 64, "n_ff": 256, "n_layer": 25}

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import Has, Moe, f32, inv_sqrt
+from ggufpy.arch.decoder import REQUIRED, Config, Has, Moe, Tensor, TensorSpec, f32, inv_sqrt
 from ggufpy.arch.gemma3n import LayerEmbeddings
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
 
 __all__ = ["Gemma4"]
 
@@ -40,8 +37,7 @@ class ScaledLayers(LayerEmbeddings):
         x = super().layer(x, il)
         if self.of_layers is not None:
             x = self.g.add(x, self.of_layer(x, il))
-        scale = self.w.get(f"blk.{il}.layer_output_scale.weight")
-        return self.named(x if scale is None else self.g.mul(x, scale), "l_out", il)
+        return self.named(self.times(x, f"blk.{il}.layer_output_scale.weight"), "l_out", il)
 
     def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
         return h
@@ -65,15 +61,15 @@ class ScaledLayers(LayerEmbeddings):
         return self.named(logits, "ffn_moe_logits", il)
 
 
-class Gemma4(ScaledLayers):
+class Gemma4(ScaledLayers, name="gemma4"):
     """Gemma 4: heads of full layers are wider and rotate by factors; what has no values of its own takes the keys."""
 
-    name = "gemma4"
     keys = {
         **LayerEmbeddings.keys, "n_embd_head_k_swa": REQUIRED, "n_embd_head_v_swa": REQUIRED, "n_rot_swa": 0,
         "n_embd_per_layer": REQUIRED, "n_layer_kv_shared": 0, "n_ff_exp": (), "final_logit_softcapping": 30.0,
     }  # fmt: skip
     swa_period = None
+    swa_factors = False
     qkv_bias = False
     lacking = ("attn_v.weight",)
     query_tensors = (*LayerEmbeddings.query_tensors, "attn_q.scale", "attn_qkv.scale")
@@ -104,9 +100,6 @@ class Gemma4(ScaledLayers):
     def factor_tensors(self) -> Iterator[TensorSpec]:
         if not all(self.c.is_swa):
             yield TensorSpec("rope_freqs.weight", (self.c.n_embd_head_k // 2,))
-
-    def factors(self, il: int) -> Tensor | None:
-        return None if self.c.is_swa[il] else super().factors(il)
 
     def separate_qkv(self, x: Tensor, blk: str) -> list[Tensor]:
         """Multiply by the matrices; where there are no values', the keys as projected are the values too."""

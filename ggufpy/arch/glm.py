@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, REQUIRED, ROUTER, Decoder, Moe
 
 __all__ = ["ChatGLM", "Glm4", "Glm4Moe"]
 
 
-class ChatGLM(Decoder):
+class ChatGLM(Decoder, name="chatglm", partial_rope=True, ffn_fused=True):
     """ChatGLM 3 and GLM 4 of 2024: one matrix for gate and up; half of each head rotates."""
 
-    name = "chatglm"
-    partial_rope = True
-    ffn_fused = True
 
-
-class Glm4(Decoder):
+class Glm4(Decoder, name="glm4"):
     """GLM 4: norms around both sublayers, one matrix for gate and up; files with sections rotate by MROPE."""
 
-    name = "glm4"
     keys = {"rope_sections": ()}
     partial_rope = True
     nextn = True
@@ -28,10 +22,9 @@ class Glm4(Decoder):
     prec_f32 = True
 
 
-class Glm4Moe(Decoder):
+class Glm4Moe(Decoder, name="glm4moe"):
     """GLM 4.5 and 4.6: Llama's layers with experts after some dense layers; the largest normalizes queries and keys."""
 
-    name = "glm4moe"
     keys = {
         **ROUTER, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_layer_dense_lead": 0, "rope_sections": (),
     }  # fmt: skip

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import NEOX, NORM, Decoder, Has, Presence, f32
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import NEOX, NORM, REQUIRED, Decoder, Has, Presence, Tensor, TensorSpec, f32
 
 __all__ = [
     "GPT2", "MPT", "Bloom", "CodeShell", "Falcon", "GPTNeoX", "Jais", "Jais2", "Nemotron", "Orion", "Phi2",
@@ -16,10 +13,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-class GPT2(Decoder):
+class GPT2(Decoder, name="gpt2"):
     """GPT-2: positions are embedded like tokens."""
 
-    name = "gpt2"
     norm = "layer"
     norm_bias: ClassVar[Presence] = True
     learned_positions: ClassVar[Presence] = True
@@ -32,29 +28,25 @@ class GPT2(Decoder):
     activation = "gelu"
 
 
-class StarCoder(GPT2):
+class StarCoder(GPT2, name="starcoder"):
     """StarCoder: GPT-2 whose heads share one key and one value."""
 
-    name = "starcoder"
 
-
-class Bloom(GPT2):
+class Bloom(GPT2, name="bloom"):
     """BLOOM: distances weaken scores (ALiBi) instead of positions, and embeddings are normalized."""
 
-    name = "bloom"
     learned_positions = False
     alibi = 8.0
     embedding_norm = True
     tiny_variants = {"six-heads": {"n_embd": 192, "n_head": 6}}
 
 
-class MPT(GPT2):
+class MPT(GPT2, name="mpt"):
     """MPT: ALiBi or positions as the file says, few biases, clamped projections, scaled activations.
 
     Files that normalize queries and keys are refused: llama.cpp lists those tensors but cannot compute with them.
     """
 
-    name = "mpt"
     keys = {"clamp_kqv": 0.0, "max_alibi_bias": 0.0}
     norm_bias = None
     learned_positions = None
@@ -71,10 +63,9 @@ class MPT(GPT2):
         return x if scales is None else self.g.div(x, scales)
 
 
-class Jais(GPT2):
+class Jais(GPT2, name="jais"):
     """Jais: ALiBi, a gated FFN, and scores divided by the head's width itself."""
 
-    name = "jais"
     keys = {"max_alibi_bias": 0.0}
     learned_positions = False
     tie = False
@@ -85,10 +76,9 @@ class Jais(GPT2):
         return f32(1.0 / self.c.n_embd_head_v)
 
 
-class Falcon(Decoder):
+class Falcon(Decoder, name="falcon"):
     """Falcon: no biases but in norms; in the larger models attention has a norm of its own."""
 
-    name = "falcon"
     norm = "layer"
     norm_bias = True
     rope = NEOX
@@ -115,10 +105,9 @@ class Falcon(Decoder):
         return normed
 
 
-class GPTNeoX(GPT2):
+class GPTNeoX(GPT2, name="gptneox"):
     """GPT-NeoX and Pythia: part of each head rotates; attention and FFN stand side by side if the file says so."""
 
-    name = "gptneox"
     keys = {"use_parallel_residual": REQUIRED}
     learned_positions = False
     tie = False
@@ -129,37 +118,25 @@ class GPTNeoX(GPT2):
     tiny_variants = {"serial": {"use_parallel_residual": False}}
 
 
-class StarCoder2(GPT2):
+class StarCoder2(GPT2, name="starcoder2", learned_positions=False, rope=NEOX, qkv_fused=None, qkv_bias=None):
     """StarCoder 2: rotation instead of embedded positions; q, k and v may be separate."""
 
-    name = "starcoder2"
-    learned_positions = False
-    rope = NEOX
-    qkv_fused = None
-    qkv_bias = None
 
-
-class CodeShell(StarCoder2):
+class CodeShell(StarCoder2, name="codeshell"):
     """CodeShell: StarCoder 2 with an output matrix, which may serve as token embeddings too."""
 
-    name = "codeshell"
     tie = False
     lacking = ("token_embd.weight",)
     stand_ins = {"token_embd.weight": "output.weight"}
 
 
-class Jais2(StarCoder2):
+class Jais2(StarCoder2, name="jais2", prec_f32=True, activation="relu2"):
     """Jais 2: StarCoder 2 with squared ReLU."""
 
-    name = "jais2"
-    prec_f32 = True
-    activation = "relu2"
 
-
-class Nemotron(StarCoder2):
+class Nemotron(StarCoder2, name="nemotron"):
     """Nemotron: squared ReLU, part of each head rotates, and biases are optional."""
 
-    name = "nemotron"
     tie = False
     partial_rope = True
     output_bias = None
@@ -167,20 +144,13 @@ class Nemotron(StarCoder2):
     activation = "relu2"
 
 
-class PocketTTS(StarCoder2):
+class PocketTTS(StarCoder2, name="pockettts", tie=True, rope=NORM, output_bias=False, ffn_bias=False):
     """Pocket TTS: neighbours rotate together, and only norms have biases; its logits mean nothing."""
 
-    name = "pockettts"
-    tie = True
-    rope = NORM
-    output_bias = False
-    ffn_bias = False
 
-
-class Phi2(StarCoder2):
+class Phi2(StarCoder2, name="phi2"):
     """Phi 1, 1.5 and 2: attention and FFN side by side, scaled queries, a bias of the output matrix."""
 
-    name = "phi2"
     tie = False
     head_bias = True
     partial_rope = True
@@ -189,24 +159,14 @@ class Phi2(StarCoder2):
     ffn_norm = ""
 
 
-class Orion(Decoder):
+class Orion(Decoder, name="orion", norm="layer", norm_bias=True, tie=False, rope=NEOX):
     """Orion: Llama with LayerNorm, biases in it, and rotation by halves."""
 
-    name = "orion"
-    norm = "layer"
-    norm_bias = True
-    tie = False
-    rope = NEOX
 
-
-class StableLM(Orion):
+class StableLM(Orion, name="stablelm"):
     """StableLM: Orion; the 12B normalizes each query and key head, and its FFN takes what attention takes."""
 
-    name = "stablelm"
     partial_rope = True
     lacking = ("ffn_norm.weight", "ffn_norm.bias")
     qk_norm = "heads"
     qk_norm_weight = None
-
-    def ffn_input(self, h: Tensor, normed: Tensor, il: int) -> Tensor:
-        return super().ffn_input(h, normed, il) if f"blk.{il}.ffn_norm.weight" in self.w else normed

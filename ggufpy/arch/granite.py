@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED
-from ggufpy.arch.decoder import Decoder, Moe, linear
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import REQUIRED, Config, Decoder, Moe, Tensor, TensorSpec, linear
 
 __all__ = ["Granite", "GraniteMoe", "GraniteSwa", "MiniCPM"]
 
 
-class Granite(Decoder):
+class Granite(Decoder, name="granite"):
     """Granite: logits are divided by a scale; `rope.scaling.finetuned = false` means no rotation at all."""
 
-    name = "granite"
     keys = {
         "logit_scale": REQUIRED, "residual_scale": 0.0, "embedding_scale": 0.0, "attention_scale": 0.0,
         "rope_finetuned": True, "n_ff_shexp": 0,
@@ -28,21 +25,19 @@ class Granite(Decoder):
     ffn_bias = None
     moe = Moe(required=False, gate=None, shared="many")
 
-    def logit_scale(self) -> float:
-        return float(np.float32(1.0) / np.float32(self.c.logit_scale))
+    def adjust(self) -> Config:
+        return replace(self.c, logit_scale=float(np.float32(1.0) / np.float32(self.c.logit_scale)))
 
 
-class GraniteMoe(Granite):
+class GraniteMoe(Granite, name="granitemoe"):
     """Granite MoE: the same model by another name, always rotated."""
 
-    name = "granitemoe"
     keys = {key: default for key, default in Granite.keys.items() if key != "rope_finetuned"}
 
 
-class GraniteSwa(GraniteMoe):
+class GraniteSwa(GraniteMoe, name="granite_swa"):
     """Granite with windows: attention sinks, layers with and without rotation, gate and up as one matrix."""
 
-    name = "granite_swa"
     keys = {**GraniteMoe.keys, "n_swa": REQUIRED, "rope_pattern": ()}
     swa_period = None
     swa_rope = "same"
@@ -69,10 +64,9 @@ def _residual_scale(fields: dict[str, Any]) -> float:
     return float(np.float32(1.4) / np.sqrt(np.float32(fields["n_layer"])))
 
 
-class MiniCPM(Granite):
+class MiniCPM(Granite, name="minicpm"):
     """MiniCPM: older files lack the scales, which are then what the first models were trained with."""
 
-    name = "minicpm"
     keys = {
         "logit_scale": lambda fields: 256.0 / fields["n_embd"],
         "residual_scale": _residual_scale,

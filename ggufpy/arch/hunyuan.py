@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, ROUTER, Decoder, Moe
+from ggufpy.arch.decoder import NEOX, REQUIRED, ROUTER, Config, Decoder, Moe
 
 __all__ = ["HunyuanDense", "HunyuanMoe", "HunyuanVL", "HyV3"]
 
 
-class HunyuanDense(Decoder):
+class HunyuanDense(Decoder, name="hunyuan-dense"):
     """Hunyuan: norms of queries and keys after their rotation, whose base grows with `rope.scaling.alpha`."""
 
-    name = "hunyuan-dense"
     keys = {"rope_scaling_alpha": 0.0}
     rope = NEOX
     qk_norm = "rotated"
@@ -30,17 +28,13 @@ class HunyuanDense(Decoder):
         return replace(c, rope_freq_base=float(np.float32(c.rope_freq_base) * factor))
 
 
-class HunyuanVL(HunyuanDense):
+class HunyuanVL(HunyuanDense, name="hunyuan_vl", keys={"rope_scaling_alpha": 0.0, "rope_sections": ()}):
     """Hunyuan VL, the text part: files with sections rotate by MROPE."""
 
-    name = "hunyuan_vl"
-    keys = {"rope_scaling_alpha": 0.0, "rope_sections": ()}
 
-
-class HunyuanMoe(Decoder):
+class HunyuanMoe(Decoder, name="hunyuan-moe"):
     """Hunyuan A13B: norms of queries and keys after their rotation; routed and shared experts in every layer."""
 
-    name = "hunyuan-moe"
     keys = {"n_ff_shexp": 0}
     rope = NEOX
     qk_norm = "rotated"
@@ -48,10 +42,9 @@ class HunyuanMoe(Decoder):
     tiny = {"n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
 
 
-class HyV3(Decoder):
+class HyV3(Decoder, name="hy_v3"):
     """Hunyuan 3: norms before the rotation, leading dense layers, a router that the file describes."""
 
-    name = "hy_v3"
     keys = {**ROUTER, "n_ff_exp": REQUIRED, "n_ff_shexp": 0}
     nextn = True
     rope = NEOX

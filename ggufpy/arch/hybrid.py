@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ggufpy.arch.decoder import Decoder, Has, States
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import Decoder, Has, States, Tensor, TensorSpec
 
 __all__ = ["Hybrid"]
 

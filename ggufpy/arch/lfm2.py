@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Has, Moe, linear
+from ggufpy.arch.decoder import NEOX, REQUIRED, Config, Has, Moe, Tensor, TensorSpec, linear
 from ggufpy.arch.hybrid import Hybrid
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
 
 __all__ = ["Lfm2", "Lfm2Moe"]
 
 
-class Lfm2(Hybrid):
+class Lfm2(Hybrid, name="lfm2"):
     """LFM2: where there is a window, all attention has it."""
 
-    name = "lfm2"
     keys = {"shortconv_l_cache": REQUIRED, "n_swa": 0}
     output_norm = "token_embd_norm"
     swa_rope = "same"
@@ -63,10 +59,9 @@ class Lfm2(Hybrid):
         return g.reshape_2d(y, n, y.n_elements // n)
 
 
-class Lfm2Moe(Lfm2):
+class Lfm2Moe(Lfm2, name="lfm2moe"):
     """LFM2 with experts, chosen with a bias, behind some dense layers."""
 
-    name = "lfm2moe"
     keys = {
         "shortconv_l_cache": REQUIRED, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "expert_gating_func": REQUIRED,
     }  # fmt: skip

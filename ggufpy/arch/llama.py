@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import MROPE, NEOX, Decoder, Has, Moe, f32
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import MROPE, NEOX, REQUIRED, Config, Decoder, Has, Moe, Tensor, TensorSpec, f32
 
 __all__ = [
     "Apertus", "Arcee", "Baichuan", "BitNet", "Ernie45", "InternLM2", "Llama", "Llama4", "MainCoder", "Mistral3",
@@ -23,10 +20,9 @@ N_EXPERT_MAVERICK = 128
 N_LAYER_7B, N_LAYER_13B = 32, 40
 
 
-class Llama(Decoder):
+class Llama(Decoder, name="llama"):
     """The common decoder with every option it has."""
 
-    name = "llama"
     rope_factors = "scaling"
     output_bias = None
     ffn_bias = None
@@ -34,65 +30,46 @@ class Llama(Decoder):
     moe = Moe(required=False, gate=None, scale=True)
 
 
-class Mistral3(Llama):
+class Mistral3(Llama, name="mistral3"):
     """Ministral 3 and Mistral Small 3: YaRN to the file's measures; queries grow with the logarithm of the position."""
 
-    name = "mistral3"
     keys = {"attn_temperature_scale": 0.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "rope_yarn_log_mul": 0.0}
 
 
-class Arcee(Decoder):
+class Arcee(Decoder, name="arcee", rope_factors="freqs", ffn_gate=False, activation="relu2"):
     """Arcee (AFM): no gate, and squared ReLU."""
 
-    name = "arcee"
-    rope_factors = "freqs"
-    ffn_gate = False
-    activation = "relu2"
 
-
-class XVerse(Decoder):
+class XVerse(Decoder, name="xverse", tie=False):
     """XVERSE: the output matrix is always one of its own."""
 
-    name = "xverse"
-    tie = False
 
-
-class InternLM2(XVerse):
+class InternLM2(XVerse, name="internlm2"):
     """InternLM 2 and 3."""
 
-    name = "internlm2"
 
-
-class MainCoder(Decoder):
+class MainCoder(Decoder, name="maincoder", qk_norm="rotated"):
     """Maincoder: norms of queries and keys after their rotation."""
 
-    name = "maincoder"
-    qk_norm = "rotated"
 
-
-class SmolLM3(Decoder):
+class SmolLM3(Decoder, name="smollm3", no_rope_step=4):
     """SmolLM 3: every fourth layer knows no positions."""
 
-    name = "smollm3"
-    no_rope_step = 4
 
-
-class Refact(Decoder):
+class Refact(Decoder, name="refact"):
     """Refact: ALiBi instead of rotation. Biases in a file do nothing, as in llama.cpp."""
 
-    name = "refact"
     ignored = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias", "rope_freqs.weight")
     rope = None
     alibi = 8.0
 
 
-class Llama4(Decoder):
+class Llama4(Decoder, name="llama4"):
     """Llama 4: windows that do not slide in three layers of four; the fourth knows no positions but for a temperature.
 
     Queries and keys are normalized after their rotation (not in the 128-expert model); the experts' inputs are weighed.
     """
 
-    name = "llama4"
     keys = {
         "n_ff_exp": REQUIRED, "interleave_moe_layer_step": REQUIRED, "n_swa": WINDOW, "rope_freq_base_swa": 0.0,
     }  # fmt: skip
@@ -130,10 +107,9 @@ class Llama4(Decoder):
         return self.g.rms_norm(q, eps), self.g.rms_norm(k, eps)
 
 
-class Baichuan(Decoder):
+class Baichuan(Decoder, name="baichuan"):
     """Baichuan 1 and 2: the 7B model rotates, the 13B model has ALiBi instead."""
 
-    name = "baichuan"
     tie = False
     alibi = 8.0
     tiny = {"n_layer": N_LAYER_7B, "n_embd": 64, "n_ff": 96, "n_head": 2, "n_head_kv": 1}
@@ -150,10 +126,9 @@ class Baichuan(Decoder):
         return self.alibi if self.c.n_layer == N_LAYER_13B else 0.0
 
 
-class Apertus(Decoder):
+class Apertus(Decoder, name="apertus"):
     """Apertus: norms of queries and keys; no gate, and xIELU with four numbers for each layer."""
 
-    name = "apertus"
     keys = dict.fromkeys(("xielu_alpha_n", "xielu_alpha_p", "xielu_beta", "xielu_eps"), REQUIRED)
     ignored = ("attn_q_norm.bias", "attn_k_norm.bias")
     tie = False
@@ -169,10 +144,9 @@ class Apertus(Decoder):
         return self.g.xielu(gate, *(f32(x) for x in numbers))
 
 
-class BitNet(Decoder):
+class BitNet(Decoder, name="bitnet"):
     """BitNet b1.58: a norm before the last matrix of attention and of the FFN; matrices with scales."""
 
-    name = "bitnet"
     partial_rope = True
     tie = True
     rope = NEOX
@@ -192,10 +166,9 @@ class BitNet(Decoder):
         return self.normalize(x, f"blk.{il}.ffn_sub_norm", "ffn_sub_norm", il)
 
 
-class OpenELM(Decoder):
+class OpenELM(Decoder, name="openelm"):
     """OpenELM: each layer has its own numbers of heads and its own width of the FFN."""
 
-    name = "openelm"
     partial_rope = True
     tie = True
     rope = NEOX
@@ -206,34 +179,21 @@ class OpenELM(Decoder):
     tiny_variants = {"widths": {"n_head": [4, 2, 6], "n_head_kv": [2, 1, 3], "n_ff": [96, 128, 192]}}
 
 
-class PanguEmbedded(Decoder):
+class PanguEmbedded(Decoder, name="pangu-embedded"):
     """openPangu Embedded: biases in attention. Frequencies' factors do nothing, as in llama.cpp."""
 
-    name = "pangu-embedded"
     ignored = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     rope = NEOX
     output_bias = True
 
 
-class SeedOss(Decoder):
+class SeedOss(Decoder, name="seed_oss", ffn_norm="post_attention_norm", rope=NEOX):
     """Seed-OSS: Llama rotated by halves; the norm before the FFN goes by another name."""
 
-    name = "seed_oss"
-    ffn_norm = "post_attention_norm"
-    rope = NEOX
 
-
-class Ernie45(Decoder):
+class Ernie45(Decoder, name="ernie4_5", ignored=("attn_output.bias",)):
     """ERNIE 4.5, dense. A bias of the attention's output does nothing, as in llama.cpp."""
 
-    name = "ernie4_5"
-    ignored = ("attn_output.bias",)
 
-
-class PaddleOCR(Decoder):
+class PaddleOCR(Decoder, name="paddleocr", keys={"rope_sections": REQUIRED}, rope=MROPE, output_bias=None):
     """PaddleOCR-VL, the text part: rotation by time, height and width."""
-
-    name = "paddleocr"
-    keys = {"rope_sections": REQUIRED}
-    rope = MROPE
-    output_bias = None

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, Has, Moe, f32
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import NEOX, REQUIRED, Config, Decoder, Has, Moe, Tensor, TensorSpec, f32
 
 __all__ = ["Arctic", "Dbrx", "GptOss", "Grok", "MiniMaxM2", "SmallThinker"]
 
@@ -20,10 +18,9 @@ WINDOW = 4096
 STEP = 4
 
 
-class Arctic(Decoder):
+class Arctic(Decoder, name="arctic"):
     """Arctic: experts beside the whole of a dense layer, made of what goes into that layer."""
 
-    name = "arctic"
     moe = Moe()
 
     def ffn_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
@@ -42,10 +39,9 @@ class Arctic(Decoder):
         return self.named(self.g.add(moe, dense), "l_out", il)
 
 
-class Dbrx(Decoder):
+class Dbrx(Decoder, name="dbrx"):
     """DBRX: LayerNorm without biases, one clamped matrix for queries, keys and values."""
 
-    name = "dbrx"
     keys = {"clamp_kqv": REQUIRED}
     norm = "layer"
     ffn_norm = "attn_output_norm"
@@ -56,10 +52,9 @@ class Dbrx(Decoder):
     moe = Moe()
 
 
-class Grok(Decoder):
+class Grok(Decoder, name="grok"):
     """Grok: bounded scores, norms of the sublayers' outputs too, GELU experts, in Grok 2 beside a dense FFN."""
 
-    name = "grok"
     keys = {
         "n_ff_exp": 0, "logit_scale": 0.5773502691896257, "embedding_scale": 78.38367176906169,
         "attn_output_scale": 0.08838834764831845, "attn_logit_softcapping": 30.0, "final_logit_softcapping": 0.0,
@@ -95,9 +90,9 @@ class Grok(Decoder):
         scale = np.float32(self.c.attn_output_scale) / cap
         return self.g.scale(self.g.tanh(self.g.scale(kq, float(scale))), float(cap))
 
-    def post_norm(self, which: int, il: int) -> str:
-        role = super().post_norm(which, il)
-        return role if f"blk.{il}.{role}.weight" in self.w else "post_ffw_norm"
+    def normalize(self, x: Tensor, role: str, name: str, il: int = -1, **kind: Any) -> Tensor:
+        newer = role.replace("layer_output_norm", "post_ffw_norm")
+        return super().normalize(x, newer if f"{newer}.weight" in self.w else role, name, il, **kind)
 
     def feed_forward(self, x: Tensor, il: int) -> Tensor:
         moe = self.experts(x, il)
@@ -107,10 +102,9 @@ class Grok(Decoder):
         return self.g.scale(self.g.add(dense, moe), f32(math.sqrt(2) / 2))
 
 
-class GptOss(Decoder):
+class GptOss(Decoder, name="gpt-oss"):
     """gpt-oss: biases everywhere, attention sinks, a window in every other layer, experts with a clamped SwiGLU."""
 
-    name = "gpt-oss"
     keys = {"n_ff_exp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 0.0}
     swa_period = 2
     swa_rope = "scaled"
@@ -127,10 +121,9 @@ class GptOss(Decoder):
         return self.g.swiglu_oai(gate, up, ALPHA, LIMIT)
 
 
-class MiniMaxM2(Decoder):
+class MiniMaxM2(Decoder, name="minimax-m2"):
     """MiniMax M2: norms of whole rows of queries and keys, partial rotation, a bias for the choice of experts."""
 
-    name = "minimax-m2"
     keys = {"expert_gating_func": 0}
     partial_rope = True
     tie = False
@@ -140,13 +133,12 @@ class MiniMaxM2(Decoder):
     tiny = {"expert_gating_func": 2, "n_ff_exp": 64}  # llama.cpp wants the width but takes feed_forward_length
 
 
-class SmallThinker(Decoder):
+class SmallThinker(Decoder, name="smallthinker"):
     """SmallThinker: a layer's router looks at what goes into the layer, and its experts use ReLU.
 
     With windows, every fourth layer sees everything and knows no positions.
     """
 
-    name = "smallthinker"
     keys = {"n_swa": 0, "rope_freq_base_swa": 0.0, "n_ff_exp": REQUIRED, "expert_gating_func": 0}
     swa_period = STEP
     swa_dense_first = True
@@ -165,9 +157,8 @@ class SmallThinker(Decoder):
         return not self.c.n_swa or self.c.n_layer == STEP or il % STEP != 0
 
     def layer(self, x: Tensor, il: int) -> Tensor:
-        logits = self.router_logits(x, il)
-        cur = self.attention(self.attention_input(x, il), il)
-        cur, x, logits = self.wanted(il, cur, x, logits)
-        h = self.add_residual(cur, x, 0, il)
-        cur = self.experts(self.normalize(h, f"blk.{il}.ffn_norm", "ffn_norm", il), il, logits)
-        return self.named(self.add_residual(cur, h, 1, il), "l_out", il)
+        (self.scores,) = self.wanted(il, self.router_logits(x, il))
+        return super().layer(x, il)
+
+    def feed_forward(self, x: Tensor, il: int) -> Tensor:
+        return self.experts(x, il, self.scores)

@@ -7,19 +7,13 @@ from ggufpy.arch.decoder import NEOX, Decoder, Moe
 __all__ = ["Olmo", "Olmo2", "OlmoE"]
 
 
-class Olmo(Decoder):
+class Olmo(Decoder, name="olmo", keys={"clamp_kqv": 0.0}, norm="layer", norm_weight=False):
     """OLMo 1: norms without weights; queries, keys and values may be clamped."""
 
-    name = "olmo"
-    keys = {"clamp_kqv": 0.0}
-    norm = "layer"
-    norm_weight = False
 
-
-class Olmo2(Decoder):
+class Olmo2(Decoder, name="olmo2"):
     """OLMo 2 and 3: norms of the sublayers' outputs only, and of whole rows of queries and keys."""
 
-    name = "olmo2"
     keys = {"n_swa": 0}
     swa_period = 4
     swa_rope = "plain"
@@ -30,10 +24,9 @@ class Olmo2(Decoder):
     qk_norm = "full"
 
 
-class OlmoE(Decoder):
+class OlmoE(Decoder, name="olmoe"):
     """OLMoE: norms of whole rows of queries and keys, and experts whose weights do not add up to one."""
 
-    name = "olmoe"
     tie = False
     rope = NEOX
     qk_norm = "full"

@@ -7,21 +7,13 @@ from ggufpy.arch.decoder import NEOX, Decoder, Moe
 __all__ = ["Phi3", "PhiMoE"]
 
 
-class Phi3(Decoder):
+class Phi3(Decoder, name="phi3", partial_rope=True, rope=NEOX, rope_factors="long", scale_query=True, ffn_fused=True):
     """Phi 3 and 4: one matrix for gate and up. llama.cpp ignores the files' window, and so do we."""
 
-    name = "phi3"
-    partial_rope = True
-    rope = NEOX
-    rope_factors = "long"
-    scale_query = True
-    ffn_fused = True
 
-
-class PhiMoE(Phi3):
+class PhiMoE(Phi3, name="phimoe"):
     """Phi 3.5 MoE: experts, and biases beside the norms' weights, in attention and at the head."""
 
-    name = "phimoe"
     norm_bias = True
     tie = False
     head_bias = True

@@ -6,27 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ggufpy.arch.decoder import NEOX, Decoder
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import NEOX, Decoder, Tensor, TensorSpec
 
 __all__ = ["Plamo", "Plamo3"]
 
 
-class Plamo(Decoder):
+class Plamo(Decoder, name="plamo", ffn_norm="", parallel="ffn + attn", tie=False, rope=NEOX):
     """PLaMo 1: attention and FFN side by side behind one norm."""
 
-    name = "plamo"
-    ffn_norm = ""
-    parallel = "ffn + attn"
-    tie = False
-    rope = NEOX
 
-
-class Plamo3(Decoder):
+class Plamo3(Decoder, name="plamo3"):
     """PLaMo 3: norms around both sublayers, the later named without `.weight`; windows in seven layers of eight."""
 
-    name = "plamo3"
     keys = {"n_swa": 0, "rope_freq_base_swa": 10000.0}
     swa_period = 8
     split_heads = True
@@ -45,4 +36,4 @@ class Plamo3(Decoder):
 
     def normalize(self, x: Tensor, role: str, name: str, il: int = -1, **kind: Any) -> Tensor:
         y = super().normalize(x, role, name, il, **kind)
-        return self.named(self.g.mul(y, self.w[role]), name, il) if role in self.w else y
+        return self.named(self.times(y, role), name, il)

@@ -12,9 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, IMROPE, MROPE, NEOX, Decoder, Has, Moe, Presence, f32
-from ggufpy.arch.tensors import TensorSpec
+from ggufpy.arch.decoder import CLAMP_MIN, IMROPE, MROPE, NEOX, REQUIRED, Config, Decoder, Has, Moe, TensorSpec, f32
 from ggufpy.gguf import GGMLType
 from ggufpy.graph import Tensor
 
@@ -26,10 +24,9 @@ __all__ = [
 N_VOCAB_TALKER = 3072
 
 
-class Qwen(Decoder):
+class Qwen(Decoder, name="qwen"):
     """Qwen 1: one matrix for q, k and v; `feed_forward_length` counts gate and up together."""
 
-    name = "qwen"
     grouped = False
     partial_rope = True
     tie = False
@@ -42,21 +39,16 @@ class Qwen(Decoder):
         return replace(self.c, n_ff=tuple(n // 2 for n in self.c.n_ff))
 
 
-class Qwen2(Decoder):
+class Qwen2(Decoder, name="qwen2", rope=NEOX, head_bias=None):
     """Qwen 2 and 2.5: biases of q, k and v, and of the output matrix where the file has one."""
 
-    name = "qwen2"
-    rope = NEOX
-    head_bias: ClassVar[Presence] = None
 
-
-class Qwen2VL(Qwen2):
+class Qwen2VL(Qwen2, name="qwen2vl"):
     """Qwen 2 VL and 2.5 VL, the text part: rotation by time, height and width.
 
     llama.cpp reads neither this architecture's epsilon, which is 0 then, nor a bias of the output matrix.
     """
 
-    name = "qwen2vl"
     keys = {"rope_sections": REQUIRED, "norm_rms_eps": 0.0}
     ignored = ("output.bias",)
     rope = MROPE
@@ -66,10 +58,9 @@ class Qwen2VL(Qwen2):
         return replace(self.c, norm_rms_eps=0.0)
 
 
-class Qwen3(Decoder):
+class Qwen3(Decoder, name="qwen3"):
     """Qwen 3: each head's queries and keys are normalized."""
 
-    name = "qwen3"
     classifier: ClassVar[tuple[str, ...]] = ("cls.output.weight",)
     rope = NEOX
     qk_norm = "head"
@@ -80,19 +71,13 @@ class Qwen3(Decoder):
         return self.g.soft_max(super().classify(x))
 
 
-class Qwen3VL(Qwen3):
+class Qwen3VL(Qwen3, name="qwen3vl", keys={"rope_sections": REQUIRED}, rope=IMROPE, ffn_scale=False):
     """Qwen 3 VL, the text part: rotation by time, height and width, interleaved."""
 
-    name = "qwen3vl"
-    keys = {"rope_sections": REQUIRED}
-    rope = IMROPE
-    ffn_scale = False
 
-
-class Qwen3TTS(Qwen3VL):
+class Qwen3TTS(Qwen3VL, name="qwen3tts"):
     """Qwen 3 TTS, the talker: an output matrix of its own knows only the last tokens, those of sound."""
 
-    name = "qwen3tts"
     ignored = ("cls.output.weight",)
     classifier = ()
     tiny = {"n_vocab": N_VOCAB_TALKER + 64}
@@ -114,10 +99,9 @@ class Qwen3TTS(Qwen3VL):
         return g.concat(g.repeat_4d(none, n_silent, y.ne[1], 1, 1), y, 0)
 
 
-class Qwen2Moe(Decoder):
+class Qwen2Moe(Decoder, name="qwen2moe"):
     """Qwen 1.5 and 2 MoE: Qwen 2 with experts, and shared ones that a gate of their own weighs for each token."""
 
-    name = "qwen2moe"
     keys = {"n_ff_exp": 0, "n_ff_shexp": 0}
     tie = False
     rope = NEOX
@@ -128,30 +112,27 @@ class Qwen2Moe(Decoder):
         return self.named(self.g.div(self.g.silu(score), score), "ffn_shexp_gate", il)
 
 
-class Qwen3Moe(Decoder):
+class Qwen3Moe(Decoder, name="qwen3moe"):
     """Qwen 3 MoE: Qwen 3 with experts in every layer."""
 
-    name = "qwen3moe"
     keys = {"n_ff_exp": 0}
     rope = NEOX
     qk_norm = "head"
     moe = Moe(split_ff=True, scale=True)
 
 
-class Qwen3VlMoe(Qwen3Moe):
+class Qwen3VlMoe(Qwen3Moe, name="qwen3vlmoe"):
     """Qwen 3 VL MoE: rotation by sections that are interleaved. Only text is supported."""
 
-    name = "qwen3vlmoe"
     keys = {"n_ff_exp": 0, "rope_sections": REQUIRED}
     rope = IMROPE
     moe = Moe(split_ff=True)
     tiny_variants = {"deepstack": {"extra": {"qwen3vlmoe.n_deepstack_layers": 2}}}
 
 
-class GroveMoe(Qwen3Moe):
+class GroveMoe(Qwen3Moe, name="grovemoe"):
     """GroveMoE: groups of experts share a small adjoint expert; experts are chosen by the sigmoid of their scores."""
 
-    name = "grovemoe"
     keys = {"n_ff_exp": REQUIRED, "n_ff_chexp": 0, "expert_group_scale": REQUIRED, "n_group_experts": REQUIRED}
     moe = Moe(split_ff=True)
     tiny_variants = {"expert-groups": None, "ungrouped": {"n_group_experts": 1}}
@@ -183,20 +164,18 @@ class GroveMoe(Qwen3Moe):
         return g.add(out, g.scale(adjoint, f32(c.expert_group_scale)))
 
 
-class Mellum(Qwen3Moe):
+class Mellum(Qwen3Moe, name="mellum"):
     """Mellum 2: Qwen 3 MoE with windows in three layers of four, where rotation is not scaled."""
 
-    name = "mellum"
     keys = {"n_ff_exp": REQUIRED, "n_swa": 0}
     swa_period = 4
     swa_rope = "plain"
     tie = False
 
 
-class Maple(Qwen3Moe):
+class Maple(Qwen3Moe, name="maple"):
     """Maple: windows where the file says, rotation in those layers only, and gates and values that are clamped."""
 
-    name = "maple"
     keys = {
         "n_ff_exp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "n_rot_swa": 0,
         "swiglu_clamp_exp": REQUIRED,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import IMROPE, NEOX, Has, Moe, f32, inv_sqrt, linear
+from ggufpy.arch.decoder import IMROPE, NEOX, REQUIRED, Config, Has, Moe, Tensor, TensorSpec, f32, inv_sqrt, linear
 from ggufpy.arch.hybrid import Hybrid
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
 
 __all__ = ["Qwen3Next", "Qwen35", "Qwen35Moe"]
+
+SSM = {
+    "ssm_d_conv": REQUIRED, "ssm_d_inner": REQUIRED, "ssm_d_state": REQUIRED, "ssm_dt_rank": REQUIRED,
+    "ssm_n_group": REQUIRED, "is_recurrent": (), "full_attention_interval": 4,
+}  # fmt: skip
 
 
 class GatedAttention(Hybrid):
@@ -20,30 +21,22 @@ class GatedAttention(Hybrid):
 
     qk_norm = "head"
     partial_rope = True
+    copy_fused = True
 
-    def attention_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
-        extra = c.n_embd_head_k * c.n_head[il]  # the gate's
-        for spec in super().attention_tensors(il, has):
-            if c.n_head_kv[il] and spec.name.startswith(("attn_q.", "attn_qkv.")) and not spec.name.endswith(".scale"):
-                spec = replace(spec, shape=(*spec.shape[:-1], spec.shape[-1] + extra))
-            yield spec
+    def heads(self, il: int) -> tuple[tuple[int, int], ...]:
+        """Return the heads' shapes; each head of queries has its gate behind it."""
+        (d, n), *others = super().heads(il)
+        return (d, 2 * n), *others
 
     def weaken(self, cur: Tensor, x: Tensor, il: int) -> Tensor:
         gate = self.g.cont_2d(self.gate, *cur.ne[:2])
         return self.g.mul(self.named(cur, "attn_pregate", il), self.g.sigmoid(gate))
 
     def qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to queries and their gates, which lie head by head in one matrix, keys and values."""
-        g, c, blk, n_tokens, d = self.g, self.c, f"blk.{il}", x.ne[1], self.c.n_embd_head_k
-        heads = (2 * c.n_head[il], c.n_head_kv[il], c.n_head_kv[il])
-        if f"{blk}.attn_qkv.weight" in self.w:
-            y, at = self.fused_qkv(x, blk), (0, heads[0], heads[0] + heads[1])
-            parts = [g.cont(g.view_2d(y, d * n, n_tokens, y.nb[1], d * 4 * i)) for n, i in zip(heads, at, strict=True)]
-        else:
-            parts = [self.linear(x, f"{blk}.attn_{role}") for role in "qkv"]
-        q, k, v = (g.reshape_3d(part, d, n, n_tokens) for part, n in zip(parts, heads, strict=True))
-        q, self.gate = (g.view_3d(q, d, c.n_head[il], n_tokens, 2 * d * 4, q.nb[2], i * d * 4) for i in (0, 1))
+        """Project to queries and their gates, keys and values."""
+        both, k, v = super().qkv(x, il)
+        d, n, n_tokens, _ = both.ne
+        q, self.gate = (self.g.view_3d(both, d, n // 2, n_tokens, 2 * d * 4, both.nb[2], i * d * 4) for i in (0, 1))
         return q, k, v
 
 
@@ -123,13 +116,11 @@ class DeltaRule(GatedAttention):
         return x
 
 
-class DeltaNet(DeltaRule):
-    """Qwen 3.5 but for its rotation."""
+class Qwen35(DeltaRule, name="qwen35"):
+    """Qwen 3.5: rotation by sections that are interleaved. Only text is supported."""
 
-    SSM: ClassVar[Mapping[str, Any]] = {
-        "ssm_d_conv": REQUIRED, "ssm_d_inner": REQUIRED, "ssm_d_state": REQUIRED, "ssm_dt_rank": REQUIRED,
-        "ssm_n_group": REQUIRED, "is_recurrent": (), "full_attention_interval": 4,
-    }  # fmt: skip
+    keys = {**SSM, "rope_sections": REQUIRED}
+    rope = IMROPE
     ffn_norm = "post_attention_norm"
     ffn_scale = True
     crop = "last"
@@ -162,35 +153,19 @@ class DeltaNet(DeltaRule):
         return replace(self.c, n_head_kv=(max(self.c.n_head_kv),) * self.c.n_layer)
 
 
-class Qwen35(DeltaNet):
-    """Qwen 3.5: rotation by sections that are interleaved. Only text is supported."""
+class Qwen35Moe(Qwen35, name="qwen35moe"):
+    """Qwen 3.5 with experts, and shared ones that a gate of their own weighs for each token."""
 
-    name = "qwen35"
-    keys = {**DeltaNet.SSM, "rope_sections": REQUIRED}
-    rope = IMROPE
-
-
-class _Experts(DeltaNet):
-    """Experts in every layer, and shared ones that a gate of their own weighs for each token."""
-
-    keys = {**DeltaNet.SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
+    keys = {**SSM, "n_ff_exp": 0, "n_ff_shexp": 0, "rope_sections": REQUIRED}
     moe = Moe(split_ff=True, shared="dense", shared_gate=True, fused=True, scale=True)
 
 
-class Qwen35Moe(_Experts):
-    """Qwen 3.5 with experts."""
-
-    name = "qwen35moe"
-    keys = {**_Experts.keys, "rope_sections": REQUIRED}
-    rope = IMROPE
-
-
-class Qwen3Next(_Experts):
+class Qwen3Next(Qwen35Moe, name="qwen3next"):
     """Qwen 3 Next: one matrix for beta and alpha, and older files' one for queries, keys, values and gate."""
 
-    name = "qwen3next"
+    keys = {**SSM, "n_ff_exp": 0, "n_ff_shexp": 0}
     rope = NEOX
-    tiny_variants = {**DeltaNet.tiny_variants, "ssm-in": {"has": "ssm_in.weight"}}
+    tiny_variants = {**Qwen35.tiny_variants, "ssm-in": {"has": "ssm_in.weight"}}
 
     def recurrent_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
         c = self.c
@@ -205,25 +180,23 @@ class Qwen3Next(_Experts):
     def mixed_qkv(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
         if f"blk.{il}.ssm_in.weight" not in self.w:
             return super().mixed_qkv(x, il)
-        g, c, n_tokens = self.g, self.c, x.ne[1]
-        d, n_group, per_group = c.ssm_d_state, c.ssm_n_group, c.ssm_d_inner // c.ssm_n_group
-        y = self.linear(x, f"blk.{il}.ssm_in")
-        y = g.reshape_3d(y, y.ne[0] // n_group, n_group, n_tokens)
-        q, k, v, z = (
-            g.cont_2d(g.view_3d(y, n, n_group, n_tokens, y.nb[1], y.nb[2], first * 4), n * n_group, n_tokens)
-            for n, first in ((d, 0), (d, d), (per_group, 2 * d), (per_group, 2 * d + per_group))
-        )
-        mixed = g.concat(g.concat(q, k, 0), v, 0)
+        d, n = self.c.ssm_d_state, self.c.ssm_d_inner // self.c.ssm_n_group
+        q, k, v, z = self.of_groups(self.linear(x, f"blk.{il}.ssm_in"), d, d, n, n)
+        mixed = self.g.concat(self.g.concat(q, k, 0), v, 0)
         return self.by_sequence(mixed, mixed.ne[0]), z
 
     def beta_alpha(self, x: Tensor, il: int) -> tuple[Tensor, Tensor]:
-        g, n_group, n_v, n_tokens = self.g, self.c.ssm_n_group, self.c.ssm_dt_rank, x.ne[1]
-        y, n = self.linear(x, f"blk.{il}.ssm_ba"), n_v // n_group
-        y = g.reshape_3d(y, 2 * n, n_group, n_tokens)
-        beta, alpha = (
-            g.cont_2d(g.view_3d(y, n, n_group, n_tokens, y.nb[1], y.nb[2], i * n * 4), n_v, n_tokens) for i in (0, 1)
-        )
+        n_v, n = self.c.ssm_dt_rank, self.c.ssm_dt_rank // self.c.ssm_n_group
+        beta, alpha = self.of_groups(self.linear(x, f"blk.{il}.ssm_ba"), n, n)
         return self.by_sequence(beta, 1, n_v), self.by_sequence(alpha, n_v)
+
+    def of_groups(self, x: Tensor, *widths: int) -> Iterator[Tensor]:
+        """Split each group of heads in parts of these widths; yields each part of all groups, [n, n_tokens]."""
+        g, n_group, n_tokens, first = self.g, self.c.ssm_n_group, x.ne[1], 0
+        x = g.reshape_3d(x, sum(widths), n_group, n_tokens)
+        for n in widths:
+            yield g.cont_2d(g.view_3d(x, n, n_group, n_tokens, x.nb[1], x.nb[2], first * 4), n * n_group, n_tokens)
+            first += n
 
     def spread(self, x: Tensor) -> Tensor:
         """Repeat each head for the heads of values that it serves, which are neighbours here."""

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggufpy.arch.config import MAX_LAYERS, REQUIRED, Config
-from ggufpy.arch.decoder import NEOX, Decoder, GraphInputs, Has, Rope
-from ggufpy.arch.tensors import TensorSpec
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import NEOX, Decoder, GraphInputs, Has, Rope, Tensor, TensorSpec
 
 __all__ = ["Chameleon", "CogVLM", "Deci", "Nanbeige", "Talkie"]
 
@@ -18,13 +16,12 @@ LOWEST = -3.4028234663852886e38
 EPS = 1e-5
 
 
-class Deci(Decoder):
+class Deci(Decoder, name="deci"):
     """Llama-Nemotron: layers may have no attention (no heads), a single matrix for it (no kv heads), or no FFN.
 
     A layer without an FFN does nothing at all, as in llama.cpp.
     """
 
-    name = "deci"
     headless = True
     rope_factors = "scaling"
     output_bias = None
@@ -69,10 +66,9 @@ class Deci(Decoder):
             super().store_only(x, il)
 
 
-class Nanbeige(Decoder):
+class Nanbeige(Decoder, name="nanbeige"):
     """Nanbeige: Llama whose layers are run through several times, with keys and values of their own each time."""
 
-    name = "nanbeige"
     keys = {"n_loops": 1, "skip_loop_final_norm": False}
     partial_rope = True
     rope_factors = "freqs"
@@ -114,12 +110,12 @@ class Nanbeige(Decoder):
         return x
 
 
-class Talkie(Decoder):
+class Talkie(Decoder, name="talkie"):
     """Talkie: norms without weights, gains of the queries' heads, and the embeddings added again in each layer."""
 
-    name = "talkie"
     keys = {"logit_scale": REQUIRED}
     norm_weight = False
+    embedding_norm = True
     tie = False
     rope = NEOX
     qk_norm = "rotated"
@@ -132,7 +128,7 @@ class Talkie(Decoder):
         yield TensorSpec("layer_output_scale.weight", (1,))
 
     def embed(self) -> Tensor:
-        self.embeddings = self.normalize(super().embed(), "", "inp_norm")
+        self.embeddings = super().embed()
         return self.embeddings
 
     def normalize_qk(self, q: Tensor, k: Tensor, il: int) -> tuple[Tensor, Tensor]:
@@ -146,13 +142,12 @@ class Talkie(Decoder):
         return self.named(self.g.add(cur, skip), "l_out", il)
 
 
-class Chameleon(Decoder):
+class Chameleon(Decoder, name="chameleon"):
     """Chameleon, text alone: LayerNorm of each head of queries and keys.
 
     With `swin_norm`, norms stand behind the sublayers, and the FFN takes what attention gave, as in llama.cpp.
     """
 
-    name = "chameleon"
     keys = {"swin_norm": False}
     qk_norm = "heads"
     tiny = {"n_vocab": END_OF_IMAGE_TOKENS + 64}
@@ -195,10 +190,9 @@ class Chameleon(Decoder):
         return g.reshape_2d(kept, *y.ne[:2])
 
 
-class CogVLM(Decoder):
+class CogVLM(Decoder, name="cogvlm"):
     """CogVLM, text alone: layers have a second set of matrices, for images. The rotation heeds no keys."""
 
-    name = "cogvlm"
     grouped = False
     ignored = ("rope_freqs.weight",)
     rope = NEOX
@@ -209,16 +203,11 @@ class CogVLM(Decoder):
     tiny = {"n_head_kv": 4}
 
     def layer_tensors(self, il: int, has: Has) -> Iterator[TensorSpec]:
-        c = self.c
         yield from super().layer_tensors(il, has)
-        for role, n_in, n_out in (
-            ("vis_attn_qkv", c.n_embd, 3 * c.n_embd),
-            ("vis_attn_output", c.n_embd, c.n_embd),
-            ("vis_gate", c.n_embd, c.n_ff[il]),
-            ("vis_up", c.n_embd, c.n_ff[il]),
-            ("vis_down", c.n_ff[il], c.n_embd),
-        ):
-            yield TensorSpec(f"{role}.weight", (n_in, n_out), unused=True)
+        d, n_ff = self.c.n_embd, self.c.n_ff[il]
+        shapes = {"attn_qkv": (d, 3 * d), "attn_output": (d, d), "gate": (d, n_ff), "up": (d, n_ff), "down": (n_ff, d)}
+        for role, shape in shapes.items():
+            yield TensorSpec(f"vis_{role}.weight", shape, unused=True)
 
     def rope_of(self, il: int) -> Rope:
         return Rope(0, 10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)

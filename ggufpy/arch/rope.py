@@ -30,6 +30,7 @@ class Rotation(Steps):
     """`rope.dimension_count` may be less than a head's width."""
     rope_factors: ClassVar[str] = ""
     """Frequencies' factors that a file may bring: "freqs", "long" (and short ones), or "scaling": as its type says."""
+    swa_factors: ClassVar[bool] = True  # of windowed layers too
     full_rope: ClassVar[bool] = True  # False: only layers with a window rotate
     no_rope_step: ClassVar[int] = 0
     """The last of each run of that many layers does not know positions."""
@@ -93,6 +94,8 @@ class Rotation(Steps):
 
     def factors(self, il: int) -> Tensor | None:
         """Return the per-frequency divisors the file brings, if any."""
+        if self.c.is_swa[il] and not self.swa_factors:
+            return None
         if "rope_freqs.weight" in self.w:
             return self.w["rope_freqs.weight"]
         return self.w.get(f"rope_factors_{'long' if self.inputs.use_long_factors else 'short'}.weight")

@@ -107,14 +107,17 @@ class Steps:
         y = self.g.mul_mat(self.w[f"{role}.weight"], x)
         if self.prec_f32 and role.endswith(("attn_output", "ffn_down")):
             self.g.prec_set_acc(y, PREC_F32)
-        scale, bias = self.w.get(f"{role}.scale"), self.w.get(f"{role}.bias")
-        if scale is not None and not bias_first:
-            y = self.g.mul(y, scale)
-        if bias is not None:
-            y = self.g.add(y, bias)
-        if scale is not None and bias_first:
-            y = self.g.mul(y, scale)
-        return y
+        if bias_first:
+            return self.times(self.plus(y, f"{role}.bias"), f"{role}.scale")
+        return self.plus(self.times(y, f"{role}.scale"), f"{role}.bias")
+
+    def times(self, x: Tensor, name: str) -> Tensor:
+        """Multiply by a tensor where the file has it."""
+        return self.g.mul(x, self.w[name]) if name in self.w else x
+
+    def plus(self, x: Tensor, name: str) -> Tensor:
+        """Add a tensor where the file has it."""
+        return self.g.add(x, self.w[name]) if name in self.w else x
 
     def normalize(self, x: Tensor, role: str, name: str, il: int = -1, *, kind: str = "", eps: float = 0.0) -> Tensor:
         """Normalize the rows; multiply by a weight and add a bias where the file has them."""
@@ -122,12 +125,11 @@ class Steps:
             y = self.g.rms_norm(x, f32(eps or self.c.norm_rms_eps))
         else:
             y = self.g.norm(x, f32(eps or self.c.norm_eps))
-        weight, bias = self.w.get(f"{role}.weight"), self.w.get(f"{role}.bias")
-        if weight is not None:
-            y = self.g.mul(y, weight)
-        if bias is not None:
-            y = self.g.add(y, bias)
-        return self.named(y, name, il)
+        return self.named(self.plus(self.times(y, f"{role}.weight"), f"{role}.bias"), name, il)
+
+    def has_norm(self, role: str) -> bool:
+        """Say whether there is such a norm: norms that have no weights are everywhere."""
+        return not self.norm_weight or f"{role}.weight" in self.w
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """Bound values smoothly to ±cap."""

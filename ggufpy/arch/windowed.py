@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ggufpy.arch.config import REQUIRED, Config
-from ggufpy.arch.decoder import CLAMP_MIN, NEOX, ROUTER, Decoder, Moe, f32
-from ggufpy.graph import Tensor
+from ggufpy.arch.decoder import CLAMP_MIN, NEOX, REQUIRED, ROUTER, Config, Decoder, Moe, Tensor, f32
 
 __all__ = ["AfMoe", "Laguna", "MiMo2", "MuseGlimmer", "Spark25", "Step35"]
 
 
-class AfMoe(Decoder):
+class AfMoe(Decoder, name="afmoe"):
     """Trinity (AFMoE): scaled embeddings, norms around both sublayers, no positions in every fourth layer."""
 
-    name = "afmoe"
     keys = {
         **ROUTER, "n_layer_dense_lead": 0, "n_ff_exp": REQUIRED, "n_expert_shared": REQUIRED, "n_swa": REQUIRED,
         "rope_freq_base_swa": 0.0,
@@ -30,16 +27,13 @@ class AfMoe(Decoder):
     qk_norm = "head"
     attn_gate = "sigmoid"
     moe = Moe(gating="sigmoid", normalize=None, bias=True, shared="many")
+    root_scale = True
     tiny = {"n_layer": 4}
 
-    def embedding_scale(self) -> float:
-        return f32(math.sqrt(self.c.n_embd))
 
-
-class Laguna(Decoder):
+class Laguna(Decoder, name="laguna"):
     """Laguna: windowed layers rotate in their own way; layers may differ in the number of heads."""
 
-    name = "laguna"
     keys = {
         **ROUTER, "n_layer_dense_lead": REQUIRED, "n_ff_exp": REQUIRED, "n_ff_shexp": 0, "n_expert_shared": 1,
         "n_swa": 0, "rope_freq_base_swa": 0.0, "n_rot_swa": 0,
@@ -60,10 +54,9 @@ class Laguna(Decoder):
     }
 
 
-class MiMo2(Decoder):
+class MiMo2(Decoder, name="mimo2"):
     """MiMo 2: values narrower than keys, sinks, windowed layers with heads of their own, scaled attention."""
 
-    name = "mimo2"
     keys = {"n_ff_exp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 10000.0, "attn_value_scale": 0.0}
     swa_period = None
     partial_rope = True
@@ -83,10 +76,9 @@ class MiMo2(Decoder):
         return self.g.scale(cur, f32(scale)) if scale not in (0.0, 1.0) else cur
 
 
-class Step35(Decoder):
+class Step35(Decoder, name="step35"):
     """Step 3.5: full layers rotate half as much of a head as windowed ones; heads have gates; SwiGLU may be clamped."""
 
-    name = "step35"
     keys = {
         **ROUTER, "n_ff_exp": REQUIRED, "n_ff_shexp": REQUIRED, "n_swa": REQUIRED, "rope_freq_base_swa": 10000.0,
         "n_rot_swa": 0, "swiglu_clamp_exp": (), "swiglu_clamp_shexp": (),
@@ -98,6 +90,7 @@ class Step35(Decoder):
     tie = False
     rope = NEOX
     rope_factors = "scaling"
+    swa_factors = False
     qk_norm = "head"
     qk_norm_weight = None
     lacking = ("attn_gate.weight",)
@@ -114,9 +107,6 @@ class Step35(Decoder):
     def adjust(self) -> Config:
         c = self.c
         return replace(c, n_rot=c.n_rot // 2, n_rot_swa=c.n_rot_swa or c.n_rot)
-
-    def factors(self, il: int) -> Tensor | None:
-        return None if self.c.is_swa[il] else super().factors(il)
 
     def activate(self, gate: Tensor, up: Tensor | None, il: int) -> Tensor:
         return self.swiglu(gate, up, self.c.swiglu_clamp_shexp, il)
@@ -135,10 +125,9 @@ class Step35(Decoder):
         return g.mul(g.clamp(g.silu(gate), -math.inf, limit), up)
 
 
-class Spark25(Decoder):
+class Spark25(Decoder, name="spark2_5"):
     """Spark 2.5: each head of attention has a gate; the file says which layers have windows, and each layer's heads."""
 
-    name = "spark2_5"
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "n_rot_swa": 0}
     swa_period = None
     swa_rope = "scaled"
@@ -150,10 +139,9 @@ class Spark25(Decoder):
     tiny_variants = {"heads": {"n_head": [4, 2, 8], "n_head_kv": [2, 1, 2], "n_embd_head_k": 32, "n_embd_head_v": 32}}
 
 
-class MuseGlimmer(Decoder):
+class MuseGlimmer(Decoder, name="muse-glimmer"):
     """Muse Glimmer: normalized embeddings, gated attention, norms around sublayers; only windowed layers rotate."""
 
-    name = "muse-glimmer"
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 0.0, "logit_scale": REQUIRED, "final_logit_softcapping": 30.0}
     swa_period = 4
     full_rope = False
