@@ -5,7 +5,8 @@ Two figures for each model, mapped and repacked, both sides by turns in new proc
 decode    32 sequences, 64 tokens each: `Model.generate`'s steps with all they do (choosing, text) beside
           llama-batched-bench, which decodes random tokens and chooses none; one stream a sequence on both sides
 job       32 different prompts, 64 tokens each, from strings to strings: `Model.generate(list)` beside
-          llama-cpp-python, one prompt after another (repacked only, as llama-cpp-python always is)
+          llama-cpp-python, one prompt after another (repacked only, as llama-cpp-python always is), with the same
+          threads, and with the threads each takes if none are given (llama-cpp-python: half of the logical cores)
 
 llama-batched-bench is built from the archive that vendor/ggml/UPSTREAM.toml names, for the machine's own CPU:
 cmake -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target llama-batched-bench. Without it, or without
@@ -63,7 +64,7 @@ def their_decode(tool: str, path: str, repack: bool, n_threads: int) -> float:
     return float(json.loads(lines[0])["speed_tg"])
 
 
-def our_job(path: str, repack: bool, n_threads: int) -> float:
+def our_job(path: str, repack: bool) -> float:
     """Return the new tokens a second of the whole job."""
     from ggufpy import Model
 
@@ -74,7 +75,7 @@ def our_job(path: str, repack: bool, n_threads: int) -> float:
         return sum(answer.usage.completion_tokens for answer in answers) / (time.perf_counter() - start)
 
 
-def their_job(path: str, n_threads: int) -> float:
+def their_job(path: str, n_threads: int | None) -> float:
     """Return the same of llama-cpp-python, one prompt after another."""
     from llama_cpp import Llama
 
@@ -97,7 +98,7 @@ def work(figure: str, side: str, path: str, repack: str, n_threads: str, tool: s
     if figure == "decode":
         options = path, repack == "repacked", int(n_threads)
         return our_decode(*options) if side == "ggufpy" else their_decode(tool, *options)
-    return our_job(path, True, int(n_threads)) if side == "ggufpy" else their_job(path, int(n_threads))
+    return our_job(path, True) if side == "ggufpy" else their_job(path, int(n_threads) if "same" in figure else None)
 
 
 def measure(figure: str, path: Path, weights: str, arguments: argparse.Namespace) -> Sequence[str]:
@@ -112,7 +113,8 @@ def measure(figure: str, path: Path, weights: str, arguments: argparse.Namespace
         print(f"{figure}, {path.stem}, {weights}: {pairs[-1][0]:.1f} and {pairs[-1][1]:.1f}", file=sys.stderr)
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
-    aim = AIMS.get(f"{figure} {path.stem}", AIMS[figure])
+    kind = figure.partition(",")[0]
+    aim = AIMS.get(f"{kind} {path.stem}", AIMS[kind])
     spread = f"{ratios[0]:.2f} – {ratios[-1]:.2f}"
     return (
         figure, path.stem, weights, f"{ours:.0f} tokens/s", f"{theirs:.0f} tokens/s",
@@ -137,7 +139,8 @@ def main() -> None:
         if arguments.batched_bench:
             rows += [measure("decode", path, weights, arguments) for weights in ("mapped", "repacked")]
         if importlib.util.find_spec("llama_cpp"):
-            rows.append(measure("job", path, "repacked", arguments))
+            for threads in ("same threads", "defaults"):
+                rows.append(measure(f"job, {threads}", path, "repacked", arguments))
     print(", ".join(f"{name} {value}" for name, value in environment().items()), end="\n\n")
     head = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "rounds", "aim")
     print(markdown(head, rows))

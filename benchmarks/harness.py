@@ -7,6 +7,7 @@ the reference is measured along with the first: how far the two are apart is wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -14,13 +15,13 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Paired", "Worker", "environment", "markdown", "resident_bytes", "run_pairs"]
+__all__ = ["Paired", "Worker", "environment", "markdown", "resident_bytes", "run_pairs", "started"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -56,6 +57,20 @@ class Worker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def started(sides: Sequence[str], first: int, **settings: Any) -> Iterator[list[Worker]]:
+    """Start a worker for each side, another one first in each round, and end them.
+
+    A new process gets the memory that the last one gave back: with one order, the same memory in every round.
+    """
+    with contextlib.ExitStack() as stack:
+        workers: dict[int, Worker] = {}
+        for turn in range(len(sides)):
+            which = (first + turn) % len(sides)
+            workers[which] = stack.enter_context(Worker(sides[which], **settings))
+        yield [workers[which] for which in range(len(sides))]
 
 
 @dataclass(frozen=True, slots=True)

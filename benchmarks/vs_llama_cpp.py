@@ -21,12 +21,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Paired, Worker, environment, markdown, resident_bytes, run_pairs
+from harness import Paired, Worker, environment, markdown, resident_bytes, run_pairs, started
 
 from ggufpy import GgufpyError, arch
 from ggufpy.testing import write_tiny_model
 
 N_PREFILL, N_START, N_DECODE = 512, 16, 64
+PROMPT = "{} years ago, in a village between the mountains and the sea, there lived a"
 HEAD = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "llama.cpp ÷ itself", "aim")
 MB = 1e6
 LARGE = {"n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4, "n_layer": 8, "n_vocab": 16384}
@@ -85,8 +86,7 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int, n_vocab: int =
     pairs: dict[str, list[Paired]] = {figure: [] for figure in figures}
     shares = []
     for index in range(rounds):
-        with contextlib.ExitStack() as stack:
-            workers = [stack.enter_context(Worker(side, **settings)) for side in ("ggufpy", "llama.cpp", "llama.cpp")]
+        with started(("ggufpy", "llama.cpp", "llama.cpp"), index, **settings) as workers:
             starts = [worker.call("prefill", prompt[:N_START])[0] for worker in workers]
             tokens = [worker.call("greedy", token, 8)[0] for worker, token in zip(workers, starts, strict=True)]
             if tokens[0] != tokens[1]:
@@ -104,6 +104,28 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int, n_vocab: int =
         yield row(figure, path.stem, weights, "tokens/s", ours, theirs, **more)
     share = 100 * statistics.median(shares)
     yield row("Python's share of decode", path.stem, weights, "%", share, float("nan"), aim="< 1.5 (SmolLM2)")
+
+
+def calls(path: Path, n_threads: int | None, rounds: int) -> Row:
+    """Measure a user's call with its defaults, sampling and text included, in new processes each round.
+
+    Without `n_threads` each library uses as many threads as it likes to: ggufpy one for each physical core,
+    llama-cpp-python half of the machine's logical ones.
+    """
+    settings = {"path": str(path), "repack": True, "options": {"n_threads": n_threads}}
+    pairs = []
+    for index in range(rounds):
+        with started(("ggufpy", "llama-cpp-python", "llama-cpp-python"), index, **settings) as workers:
+            for years in (100, 110 + index):  # warm, then measured
+                arguments = PROMPT.format(years), N_DECODE, index
+                measures = [lambda w=worker, a=arguments: float(w.call("generate", *a)) for worker in workers]
+                found = run_pairs(1, measures, first=index)
+            pairs.append(found)
+    joined = Paired.joined(pairs)
+    ours, theirs = (1 / statistics.median(seconds) for seconds in (joined.ours, joined.theirs))
+    more = {"ratio": joined.ratio, "spread": joined.spread, "aim": "≥ 1.25", "seconds": vars_of(joined)}
+    name = f"generate {N_DECODE}, " + ("all defaults" if n_threads is None else "same threads")
+    return row(name, path.stem, "repacked", "tokens/s", ours, theirs, **more)
 
 
 def random_model(name: str, folder: Path) -> Path:
@@ -209,7 +231,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9, help="pairs measured for each figure (9)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both (all cores)")
-    parser.add_argument("--skip", default="", help="comma-separated: speeds, start, memory, read")
+    parser.add_argument("--skip", default="", help="comma-separated: speeds, calls, start, memory, read")
     parser.add_argument("--scratch", type=Path, default=None, help="a folder on a disk for one copy of a model")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     arguments = parser.parse_args()
@@ -225,6 +247,9 @@ def main() -> None:
             for repack in (False, True) if "speeds" not in skip else ():
                 for line in speeds(path, repack, arguments.threads, arguments.rounds):
                     add(line)
+            if "calls" not in skip:
+                for n_threads in (None, arguments.threads):
+                    add(calls(path, n_threads, arguments.rounds))
             if "start" not in skip:
                 add(first_token(path, arguments.threads, arguments.rounds))
             for line in memory(path, arguments.threads) if "memory" not in skip else ():

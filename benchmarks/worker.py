@@ -1,7 +1,8 @@
-"""A worker of the benchmarks: worker.py ggufpy|llama.cpp SETTINGS, then calls as JSON lines on standard input.
+"""A worker of the benchmarks: worker.py ggufpy|llama.cpp|llama-cpp-python SETTINGS, then calls as JSON lines on stdin.
 
 Owns what is timed on each side: prefill is one decode of a prompt into an empty cache, greedy a loop of one decode and
-one argmax a token. The two sides have the same methods. Settings: path, repack, options of the session.
+one argmax a token, generate a user's call with its defaults. Sides have the same methods, but that llama.cpp's own loop
+stands for it in the first two and llama-cpp-python's class in the last. Settings: path, repack, options of the session.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Ours:
         self.model = Model.load(path, repack=repack)
         self.load_seconds = time.perf_counter() - start
         self.session = self.model.session(**options)
+        self.n_threads = options["n_threads"]
 
     def prefill(self, ids: list[int]) -> tuple[int, float]:
         """Decode a prompt into an empty cache; return the greedy next token and the seconds taken."""
@@ -40,6 +42,13 @@ class Ours:
             token = int(decode([token], copy=False)[0].argmax())
             made.append(token)
         return made, time.perf_counter() - start
+
+    def generate(self, prompt: str, n: int, seed: int) -> float:
+        """Answer a prompt as users do; return the seconds for each token of the answer."""
+        start = time.perf_counter()
+        with self.model.session(n_threads=self.n_threads) as session:
+            answer = self.model.generate(prompt, max_tokens=n, seed=seed, session=session)
+        return (time.perf_counter() - start) / answer.usage.completion_tokens
 
     def share(self, token: int, n: int) -> float:
         """Return the share of a greedy loop's time that is not spent inside the compute call."""
@@ -77,6 +86,25 @@ class Theirs:
         self.prefill, self.greedy = self.session.prefill, self.session.greedy
 
 
+class Called:
+    """Runs llama-cpp-python as its users do: everything but the threads, if they are given, is its default."""
+
+    def __init__(self, path: str, repack: bool, options: dict[str, Any]) -> None:
+        from llama_cpp import Llama
+
+        n_threads = options["n_threads"]
+        self.llm = Llama(path, n_threads=n_threads, n_threads_batch=n_threads, verbose=False)
+
+    def generate(self, prompt: str, n: int, seed: int) -> float:
+        """Answer a prompt as users do; return the seconds for each token of the answer."""
+        start = time.perf_counter()
+        answer = self.llm(prompt, max_tokens=n, seed=seed)
+        return (time.perf_counter() - start) / int(answer["usage"]["completion_tokens"])
+
+
+SIDES = {"ggufpy": Ours, "llama.cpp": Theirs, "llama-cpp-python": Called}
+
+
 def beyond_mapping(path: str) -> int:
     """Return this process's resident bytes, the mapping of the file left out (Linux)."""
     total, name = 0, ""
@@ -95,7 +123,7 @@ def main() -> None:
     side, settings = sys.argv[1], json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    worker: Any = {"ggufpy": Ours, "llama.cpp": Theirs}[side](**settings)
+    worker: Any = SIDES[side](**settings)
     for line in sys.stdin:
         method, *arguments = json.loads(line)
         if method == "memory":

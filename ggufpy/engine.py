@@ -88,6 +88,12 @@ class Sequences(Protocol):
     def fork(self, src: int, dst: int) -> None:
         """Make sequence dst a copy of sequence src."""
 
+    def check_shift(self) -> None:
+        """Raise UnsupportedArchitectureError or ContextLengthError where no sequence can be shifted."""
+
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        """Drop n_discard tokens behind the first n_keep. ContextLengthError, with nothing changed, where it cannot."""
+
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int], Any]], *, copy: bool = True) -> Sequence[Floats]:
         """Append tokens to sequences and return the logits of the wanted ones, each float32 [n_wanted, n_vocab]."""
 
@@ -106,6 +112,7 @@ class Request:
     generation: Generation
     cancel: threading.Event | None = None
     drafter: Drafter | None = None
+    n_keep: int | None = None  # a full sequence drops tokens behind so many
     seq_id: int = -1  # its place, once it has one
     n_past: int = 0  # the tokens of its history that its place holds
     n_cached: int = 0  # those that were not computed for it
@@ -186,11 +193,18 @@ class Engine:
         index: int = 0,
         cancel: threading.Event | None = None,
         drafter: Drafter | None = None,
+        n_keep: int | None = None,
     ) -> Request:
-        """Check a request and put it into the queue. Raises as `Generation` does."""
-        n_ctx = self._session.n_ctx_seq
-        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, clock=self._clock.now)
-        request = Request(index, generation, cancel, drafter)
+        """Check a request and put it into the queue.
+
+        With `n_keep` a sequence that is full makes room: it drops half of what stands behind its first n_keep tokens.
+        Raises as `Generation` and `Session.check_shift` do.
+        """
+        n_ctx, shifts, clock = self._session.n_ctx_seq, n_keep is not None, self._clock.now
+        if shifts:
+            self._session.check_shift()
+        generation = Generation(self._tokenizer, prompt_ids, params, n_ctx=n_ctx, shifts=shifts, clock=clock)
+        request = Request(index, generation, cancel, drafter, n_keep)
         self._waiting.append(request)
         return request
 
@@ -243,6 +257,8 @@ class Engine:
         request.generation.start()
         _writers.setdefault(session, {})[seq_id] = request.ticket
         self._keep(request)
+        if request.generation.reads_prompt:
+            return
         others = [(min(last, common_prefix(other.prompt, prompt)), other.seq_id) for other in self._running]
         n, best = max(others, default=(0, -1))
         if n >= request.n_past + MIN_SHARED:
@@ -251,15 +267,19 @@ class Engine:
 
     def _keep(self, request: Request) -> None:
         """Cut a place to what the request's prompt begins with."""
-        kept, reason = keep_prefix(self._session, request.generation.history, request.seq_id)
-        request.n_past = request.n_cached = kept
-        request.cache_miss_reason = reason
+        if request.generation.reads_prompt:
+            self._session.trim(request.seq_id, 0)
+            request.n_past, request.cache_miss_reason = 0, "prompt_logprobs asks for what comes of every token"
+        else:
+            found = keep_prefix(self._session, request.generation.history, request.seq_id)
+            request.n_past, request.cache_miss_reason = found
+        request.n_cached = request.n_past
 
     def _share(self, new: list[Request]) -> None:
         """Let prompts that begin alike wait until the first of them has computed what they share."""
         saved: dict[Request, int] = {}
         for i, request in enumerate(new):
-            last = len(request.prompt) - 1
+            last = 0 if request.generation.reads_prompt else len(request.prompt) - 1
             for other in new[:i]:
                 n = min(last, common_prefix(other.prompt, request.prompt))
                 if n > max(request.n_past, request.n_shared) and n >= MIN_SHARED:
@@ -307,7 +327,8 @@ class Engine:
             stop = request.n_past + n
             self._check(request)
             last = stop == request.generation.n_prompt
-            batch.append((request.seq_id, request.generation.history[stop - n : stop], "last" if last else ()))
+            wanted = "all" if request.generation.reads_prompt else "last" if last else ()
+            batch.append((request.seq_id, request.generation.history[stop - n : stop], wanted))
         try:
             rows = self._session.decode_batch(batch, copy=False)
         except ContextLengthError:
@@ -317,11 +338,12 @@ class Engine:
             request.n_past += n
         self._follow()
         chunks: list[tuple[Request, CompletionChunk]] = []
-        for request, row in zip(ready, rows, strict=True):
-            if len(row):
+        for request, its_rows in zip(ready, rows, strict=True):
+            request.generation.read_prompt(its_rows)
+            if request.n_past == request.generation.n_prompt:
                 self._prompts.remove(request)
                 self._running.append(request)
-                chunks += self._begin(request, row[0])
+                chunks += self._begin(request, its_rows[-1])
         self._running.sort(key=lambda request: request.seq_id)
         return chunks
 
@@ -344,9 +366,12 @@ class Engine:
         """
         self._close_gaps()
         running, batch = self._running[:], []
-        n_max = self._session.n_ubatch - 1 if drafting and len(running) == 1 else 0
+        n_most = self._session.n_ubatch - 1 if drafting and len(running) == 1 else 0
         for request in running:
             self._check(request)
+            if request.n_keep is not None and not self._shift(request, request.n_keep):
+                return [(request, self._seen(request, request.generation.finish("length")))]
+            n_max = min(n_most, self._session.n_ctx_seq - request.n_past - 1)
             ids = [request.generation.history[-1], *request.draft(n_max)]
             batch.append((request.seq_id, ids, "last" if len(ids) == 1 else "all"))
         try:
@@ -359,6 +384,22 @@ class Engine:
         for request, (_, ids, _), its_rows in zip(running, batch, rows, strict=True):
             chunks += self._advance(request, ids, its_rows)
         return chunks
+
+    def _shift(self, request: Request, n_keep: int) -> bool:
+        """Make room in a full sequence: half of what stands behind the first n_keep goes, as in llama.cpp's server.
+
+        False where that cannot be, since others share its cells.
+        """
+        if request.n_past < self._session.n_ctx_seq:
+            return True
+        n_discard = -(-(request.n_past - n_keep) // 2)
+        try:
+            self._session.shift(request.seq_id, n_keep, n_discard)
+        except ContextLengthError:
+            return False
+        request.n_past -= n_discard
+        request.generation.n_discarded += n_discard
+        return True
 
     def _advance(self, request: Request, ids: list[int], rows: Floats) -> list[tuple[Request, CompletionChunk]]:
         """Choose tokens from the rows after each of these ids, as long as they are the ones that were drafted."""
@@ -488,15 +529,16 @@ def stream(
     seq_ids: range | None = None,
     cancel: threading.Event | None = None,
     drafter: Callable[[], Drafter] | None = None,
+    n_keep: int | None = None,
 ) -> Generator[Step, None, None]:
     """Answer prompts, and yield what each step brings: [(index, chunk), …]; an empty list where that is nothing yet.
 
     With `params.n` above 1 prompt i has the indices from i·n on. All requests are checked at once; computing begins
-    with the first step. `seq_ids` are the sequences to use (all), `drafter` makes one for each answer. What sequences
-    hold is reused as far as prompts begin with it. Closing or dropping the generator leaves the session usable. Setting
-    `cancel`, from any thread, ends the answers before the next step; a `Stop` stops the step itself (StoppedError). One
-    thread at a time may advance the generator: a second gets Python's ValueError. Raises as `Generation` and
-    `Engine.step` do.
+    with the first step. `seq_ids` are the sequences to use (all), `drafter` makes one for each answer, with `n_keep`
+    full sequences are shifted (`Engine.submit`). What sequences hold is reused as far as prompts begin with it. Closing
+    or dropping the generator leaves the session usable. Setting `cancel`, from any thread, ends the answers before the
+    next step; a `Stop` stops the step itself (StoppedError). One thread at a time may advance the generator: a second
+    gets Python's ValueError. Raises as `Engine.submit` and `Engine.step` do.
     """
     engine = Engine(session, tokenizer, range(session.n_seq_max) if seq_ids is None else seq_ids)
     params = params or SamplingParams()
@@ -505,7 +547,7 @@ def stream(
         for j in range(n):
             each = params if n == 1 else _one_of(params, j)
             made = None if drafter is None else drafter()
-            engine.submit(prompt, each, index=i * n + j, cancel=cancel, drafter=made)
+            engine.submit(prompt, each, index=i * n + j, cancel=cancel, drafter=made, n_keep=n_keep)
             drafters += [made] if made else []
     step = functools.partial(cancel.step, session, engine.step) if isinstance(cancel, Stop) else engine.step
     return _steps(engine, step, drafters)

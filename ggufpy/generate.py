@@ -8,6 +8,7 @@ Knows no sessions, no files, no models and no templates: prompts come as token i
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -68,6 +69,7 @@ class Usage:
     cache_miss_reason  why they are not all that the sequence held, or that it held none; None if they are
     draft_tokens       guessed ahead (speculation)
     accepted_tokens    guesses that were right: so many tokens needed no step of their own
+    discarded_tokens   left out of the sequence to make room for new ones (a context shift)
     """
 
     prompt_tokens: int
@@ -76,6 +78,7 @@ class Usage:
     cache_miss_reason: str | None = None
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    discarded_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -109,6 +112,7 @@ class Completion:
     stop_reason     the stop string, or the id of the ending token; None unless finish_reason is "stop"
     seed            the seed used: the same prompt and parameters with it give the same tokens
     logprobs        one entry for each of token_ids, when asked for
+    prompt_logprobs the same for the prompt's tokens; None is that of the first, as nothing stands before it
     """
 
     text: str
@@ -119,6 +123,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     usage: Usage
     timings: Timings
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     @property
     def answer(self) -> Answer:
@@ -218,28 +223,29 @@ class Generation:
         params: SamplingParams | None = None,
         *,
         n_ctx: int,
+        shifts: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Check the request; nothing is computed yet.
 
-        `n_ctx`: the tokens that the sequence has room for, the prompt's included. `clock`: the time in seconds, which
-        may leave out what others spend. Raises ContextLengthError for a longer prompt, SamplingError for an empty one
-        or a token id outside the vocabulary.
+        `n_ctx`: the tokens that the sequence has room for, the prompt's included. `shifts`: who feeds the rows makes
+        room for more. `clock`: the time in seconds, which may leave out what others spend. Raises ContextLengthError
+        for a longer prompt, SamplingError for an empty one or a token id outside the vocabulary.
         """
         params = params or SamplingParams()
-        _check_supported(params)
         self.history: list[int] = list(map(operator.index, prompt_ids))  # the prompt, then the tokens chosen
         self.n_prompt = len(self.history)
         self.n_cached = 0
         self.cache_miss_reason: str | None = None
-        self.n_drafted = self.n_accepted = 0
-        self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx)
+        self.n_drafted = self.n_accepted = self.n_discarded = 0
+        self._limit = _limit(self.n_prompt, params.max_tokens, n_ctx, shifts)
         self._ends = _ending_tokens(tokenizer, params)
         self._sampler = _sampler(tokenizer, params, self._ends, self.n_prompt)
         self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop, keeps=params.include_stop)
         self._least = self.n_prompt + params.min_tokens
         self._n_vocab = tokenizer.n_vocab
-        self._n_top = params.logprobs
+        self._n_top, self._n_prompt_top = params.logprobs, params.prompt_logprobs
+        self._prompt_logprobs: list[TokenLogprob | None] = [None]  # nothing stands before the first token
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._clock = _Clock(clock)
@@ -254,8 +260,21 @@ class Generation:
         """The tokens that may still be chosen."""
         return self._limit - len(self.history)
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Say whether `read_prompt` wants the rows of all the prompt's tokens."""
+        return self._n_prompt_top is not None
+
+    def read_prompt(self, rows: Floats) -> None:
+        """Take the rows after the prompt's next tokens, [n, n_vocab or more]; of that after its last one nothing."""
+        if self._n_prompt_top is not None:
+            first = len(self._prompt_logprobs)
+            for row, token in zip(rows, self.history[first : self.n_prompt], strict=False):
+                self._prompt_logprobs.append(token_logprob(row[: self._n_vocab], token, self._n_prompt_top))
+
     def start(self) -> None:
-        """Start the clock."""
+        """Start the clock; a prompt may be started again."""
+        self._prompt_logprobs = [None]
         self._clock.started = self._clock.now()
 
     def prompt_done(self, n_cached: int, cache_miss_reason: str | None = None) -> None:
@@ -311,19 +330,22 @@ class Generation:
                 self.cache_miss_reason,
                 self.n_drafted,
                 self.n_accepted,
+                self.n_discarded,
             ),
             timings=self._clock.timings(self.n_prompt - self.n_cached, len(self.history) - self.n_prompt),
+            prompt_logprobs=self._prompt_logprobs if self.reads_prompt else None,
         )
         return CompletionChunk(text, list(token_ids), logprobs, completion)
 
 
-def _limit(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
+def _limit(n_prompt: int, max_tokens: int | None, n_ctx: int, shifts: bool) -> int:
     """Return how many tokens the sequence may have in the end."""
     if not n_prompt:
         raise SamplingError("the prompt has no tokens, so there are no logits to choose from")
     if n_prompt > n_ctx:
         raise ContextLengthError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}")
-    return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens)
+    most = sys.maxsize if shifts else n_ctx
+    return most if max_tokens is None else min(most, n_prompt + max_tokens)
 
 
 def _ending_tokens(tokenizer: TextDecoder, params: SamplingParams) -> frozenset[int]:
@@ -343,11 +365,6 @@ def _sampler(tokenizer: TextDecoder, params: SamplingParams, ends: frozenset[int
         n_prompt=n_prompt,
         breakers=sequence_breakers(tokenizer, params.dry_sequence_breakers) if params.dry_multiplier else None,
     )
-
-
-def _check_supported(params: SamplingParams) -> None:
-    if params.prompt_logprobs is not None:
-        raise SamplingError("prompt_logprobs: not supported yet, expected None")
 
 
 class _Clock:

@@ -188,6 +188,7 @@ class Model:
         cancel: threading.Event | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         draft: Model | Drafting | None = None,
+        n_keep: int | None = None,
         **overrides: Any,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of prompts; returns a Completion, or a list in the same order.
@@ -197,12 +198,14 @@ class Model:
         Of a list, `max_num_seqs` are computed together, each on a sequence of its own. With a `session` a single prompt
         takes its sequence 0, a list all of them, and what they hold already of a prompt is not computed again. `draft`
         guesses tokens ahead (`PromptLookup`, `DraftModel`, a small Model): faster where it is right often. Setting
-        `cancel`, from any thread, ends the answers before the next token or the prompt's next micro-batch.
+        `cancel`, from any thread, ends the answers before the next token or the prompt's next micro-batch. An answer
+        ends where the context does, but with `n_keep` it goes on: half of what stands behind the first n_keep tokens
+        is dropped (`Session.shift`), each time the context is full.
 
         Raises SamplingError, ContextLengthError, TokenizerError, ValueError for what is no prompt, and ClosedError.
         """
         params = _params(params, overrides)
-        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft, n_keep)
         with contextlib.nullcontext() if session is None else session.lock:  # other threads' calls wait for the end
             done = {index: chunk.completion for step in steps for index, chunk in step if chunk.completion}
         return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
@@ -224,6 +227,7 @@ class Model:
         cancel: threading.Event | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         draft: Model | Drafting | None = None,
+        n_keep: int | None = None,
         **overrides: Any,
     ) -> Generator[CompletionChunk, None, None] | Generator[tuple[int, CompletionChunk], None, None]:
         """Continue a prompt and yield a chunk for each token; the last chunk holds the whole Completion.
@@ -232,7 +236,7 @@ class Model:
         that `generate` returns. Arguments are those of `generate`, and are checked at once.
         """
         params = _params(params, overrides)
-        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft)
+        steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft, n_keep)
         return _pairs(steps) if _is_many(prompt, params) else _chunks(steps)
 
     @overload
@@ -249,6 +253,7 @@ class Model:
         session: Session | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         draft: Model | Drafting | None = None,
+        n_keep: int | None = None,
         **overrides: Any,
     ) -> Completion | list[Completion]:
         """Do what `generate` does, tokenizing too, in worker threads; the event loop goes on meanwhile.
@@ -260,7 +265,8 @@ class Model:
 
         params = _params(params, overrides)
         done: dict[int, Completion] = {}
-        async for step in in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft)):
+        steps = in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft, n_keep))
+        async for step in steps:
             done |= {index: chunk.completion for index, chunk in step if chunk.completion}
         return [done[index] for index in sorted(done)] if _is_many(prompt, params) else done[0]
 
@@ -280,6 +286,7 @@ class Model:
         session: Session | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         draft: Model | Drafting | None = None,
+        n_keep: int | None = None,
         **overrides: Any,
     ) -> AsyncGenerator[Any, None]:
         """Yield what `stream_generate` yields, computed in worker threads; the event loop goes on meanwhile.
@@ -290,7 +297,7 @@ class Model:
 
         params = _params(params, overrides)
         many = _is_many(prompt, params)
-        steps = in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft))
+        steps = in_threads(lambda stop: self._answer(prompt, params, session, stop, max_num_seqs, draft, n_keep))
         async with contextlib.aclosing(steps):
             async for step in steps:
                 for index, chunk in step:
@@ -398,6 +405,7 @@ class Model:
         cancel: threading.Event | None,
         max_num_seqs: int,
         draft: Model | Drafting | None,
+        n_keep: int | None,
     ) -> Generator[Step, None, None]:
         """Check a request and return what computes it, step by step."""
         from ggufpy import engine
@@ -411,7 +419,10 @@ class Model:
         seq_ids = range(min(n_seq, used.n_seq_max))
         try:
             drafter = None if drafting is None else functools.partial(drafting.start, self, used.n_ctx_seq)
-            steps = engine.stream(used, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel, drafter=drafter)
+            n_keep = None if n_keep is None else integer("n_keep", n_keep, 0, used.n_ctx_seq - 1)
+            steps = engine.stream(
+                used, self.tokenizer, ids, params, seq_ids=seq_ids, cancel=cancel, drafter=drafter, n_keep=n_keep
+            )
         except BaseException:
             if own is not None:
                 own.close()

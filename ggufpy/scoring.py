@@ -19,7 +19,7 @@ import numpy as np
 from ggufpy.batch import FloatArray
 from ggufpy.errors import ContextLengthError, TokenizerError
 from ggufpy.reuse import common_prefix
-from ggufpy.sampling import TokenLogprob, best_token, token_logprob
+from ggufpy.sampling import best_token
 from ggufpy.session import Pooling, Session
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "encode_rank",
     "normalized",
     "perplexity",
-    "prompt_logprobs",
     "score",
 ]
 
@@ -165,15 +164,6 @@ def encode_rank(tokenizer: TextEncoder, query: str, document: str) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------- rows, reduced
-
-
-def prompt_logprobs(rows: FloatArray, next_ids: Ids, n_top: int = 0) -> list[TokenLogprob]:
-    """Return the log-probability of the token that followed each row of logits, [n, n_vocab], and the likeliest ones.
-
-    For a prompt whose rows come in parts: `[None]`, as nothing stands before the first token, and then this for each
-    part with the ids one further on is what vLLM calls prompt_logprobs.
-    """
-    return [token_logprob(row, token, n_top) for row, token in zip(rows, next_ids, strict=True)]
 
 
 def _logprobs(row: Row, ids: Ids) -> tuple[list[float], int]:

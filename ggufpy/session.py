@@ -659,6 +659,17 @@ class Session:
             for tokens in self._tokens if seq_id is None else (self._tokens[seq_id],):
                 tokens.clear()
 
+    def check_shift(self) -> None:
+        """Check that sequences can be shifted, whatever they come to hold.
+
+        UnsupportedArchitectureError where positions are not to be changed (see `shift`), and ContextLengthError where
+        windowed layers lose positions that they would see again (swa_full=False).
+        """
+        with self._lock:
+            self._check_open()
+            if any(cache.window for cache in self._shiftable()) and not self.options.swa_full:
+                raise ContextLengthError("windowed layers lose what a shift would show them again: use swa_full=True")
+
     def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
         """Drop n_discard tokens behind the first n_keep of a sequence, and let those behind them move up.
 

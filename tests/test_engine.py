@@ -15,7 +15,7 @@ from helpers.forced import Forced, Pieces, complete_all
 
 from ggufpy import Model, SamplingParams, engine
 from ggufpy.engine import Engine
-from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError
+from ggufpy.errors import ContextLengthError, GgufpyError, SamplingError, UnsupportedArchitectureError
 
 Tiny = Callable[..., Path]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -309,6 +309,85 @@ def test_one_request_is_cancelled_and_its_followers_go_on() -> None:
     assert [expected(prompt, 12) for prompt in prompts[1:]] == [done[i].token_ids for i in (1, 2, 3)]
 
 
+# ------------------------------------------------------------------------------------- the prompt's probabilities
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 7, 512])
+def test_prompt_logprobs_are_those_of_the_next_tokens(n_ubatch: int) -> None:
+    """One entry for each token of a prompt, however it is cut; none before the first. Nothing held is taken for it."""
+    session, params = counter(n_ubatch=n_ubatch), replace(GREEDY, prompt_logprobs=1)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, i, *expected([3, 1, 4, 1, 5, 9, 2, 6, i], 3)] for i in (10, 11)] + [[7]]
+    for _ in range(2):
+        for prompt, answer in zip(prompts, complete_all(session, Pieces(), prompts, params), strict=True):
+            assert expected(prompt, 12) == answer.token_ids
+            assert answer.prompt_logprobs is not None
+            assert None is answer.prompt_logprobs[0]
+            assert 0 == answer.usage.cached_tokens
+            found = [entry for entry in answer.prompt_logprobs if entry]
+            assert prompt[1:] == [entry.token_id for entry in found]
+            for i, entry in enumerate(found):
+                best, likely = choose(prompt[: i + 1]), np.log(np.e / (np.e + 256))
+                assert [(best, pytest.approx(likely))] == list(entry.top)
+                assert pytest.approx(likely - (prompt[i + 1] != best)) == entry.logprob
+    assert "prompt_logprobs" in str(answer.usage.cache_miss_reason)
+    assert None is complete_all(session, Pieces(), prompts, GREEDY)[0].prompt_logprobs
+
+
+def test_a_prompt_that_is_read_again_from_its_start_counts_once() -> None:
+    """Without room for all, one begins again later; and beside it others share what they have in common."""
+    session = Watched(n_seq_max=3, n_ubatch=6)
+    session.room = 60
+    prompts = [[i, *range(30, 50)] for i in range(4)]
+    answers = complete_all(session, Pieces(), prompts, replace(GREEDY, prompt_logprobs=0))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert prompt[1:] == [entry.token_id for entry in answer.prompt_logprobs or [] if entry]
+
+
+# ------------------------------------------------------------------------------------------- beyond a full context
+
+
+def test_a_full_sequence_drops_tokens_and_goes_on() -> None:
+    """Half of what stands behind the first n_keep; the answer is as long as asked, and says how much was dropped."""
+    session = counter(n_ctx=16)
+    prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7]]
+    answers = complete_all(session, Pieces(), prompts, replace(GREEDY, max_tokens=40), n_keep=4)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        held, made, discarded = list(prompt), [], 0
+        while len(made) < 40:
+            made.append(choose(held))
+            if len(held) == 16:
+                del held[4:10]
+                discarded += 6
+            held.append(made[-1])
+        assert made == answer.token_ids
+        assert ("length", discarded) == (answer.finish_reason, answer.usage.discarded_tokens)
+    short = complete_all(session, Pieces(), prompts, replace(GREEDY, max_tokens=40))
+    assert [10, 13] == [len(answer.token_ids) for answer in short]
+
+
+@pytest.mark.parametrize("right", [0, 100])
+def test_drafts_stay_within_the_context_when_it_shifts(right: int) -> None:
+    """Guesses end where the sequence does; the text is the one without them."""
+    params = replace(GREEDY, max_tokens=60)
+    (alone,) = complete_all(counter(n_ctx=16), Pieces(), [[1, 2]], params, n_keep=0)
+    guesser = Guesser(right, 5)
+    (answer,) = complete_all(counter(n_ctx=16), Pieces(), [[1, 2]], params, n_keep=0, drafter=lambda: guesser)
+    assert alone.token_ids == answer.token_ids
+    assert answer.usage.draft_tokens > 0
+
+
+def test_an_answer_ends_where_its_cells_cannot_move() -> None:
+    """What a fork shares is not moved: the answer ends at the context's end, with all that it has."""
+    session = counter(n_ctx=16)
+
+    def shared(*_: int) -> None:
+        raise ContextLengthError("a fork shares its cells")
+
+    session.shift = shared  # type: ignore[method-assign]
+    (answer,) = complete_all(session, Pieces(), [[1, 2, 3]], replace(GREEDY, max_tokens=40), n_keep=4)
+    assert (expected([1, 2, 3], 14), "length") == (answer.token_ids, answer.finish_reason)
+
+
 # ------------------------------------------------------------------------------------------------- a tiny model
 
 
@@ -349,6 +428,56 @@ def test_other_memories_batch_too(name: str, tiny: Tiny) -> None:
         answers = model.generate(prompts, max_num_seqs=5, **FIXED)
         assert alone == [answer.token_ids for answer in answers]
         assert sum(answer.usage.cached_tokens for answer in answers) >= 90
+
+
+def test_prompt_logprobs_are_the_scores(tiny_model: Model) -> None:
+    """Each token's is what `score` gives it behind those before; texts are batched, and nothing need be chosen."""
+    for answer, text in zip(tiny_model.generate(TEXTS, prompt_logprobs=3, max_tokens=0), TEXTS, strict=True):
+        ids = tiny_model.tokenizer.encode(text)
+        assert ([], len(ids)) == (answer.token_ids, len(answer.prompt_logprobs or []))
+        found = [entry for entry in answer.prompt_logprobs or [] if entry]
+        logprobs = tiny_model.score(ids[:1], ids[1:]).logprobs if found else []
+        assert logprobs == pytest.approx([entry.logprob for entry in found], abs=1e-3)
+        assert all(3 == len(entry.top) and entry.logprob <= entry.top[0][1] for entry in found)
+
+
+def test_a_full_context_shifts_as_a_session_does(tiny_model: Model) -> None:
+    """Token by token what `Session.shift` and `decode` give; a list too, and the session can be used on."""
+    prompt, n = list(range(10, 40)), 300
+    with tiny_model.session(n_ctx=256, n_threads=1) as session:
+        row, made = session.decode(prompt)[0], []
+        while len(made) < n:
+            row[list(tiny_model.tokenizer.eog_token_ids)] = -np.inf
+            made.append(int(row.argmax()))
+            if session.n_past() == 256:
+                session.shift(0, 8, 124)
+            row = session.decode([made[-1]])[0]
+    with tiny_model.session(n_ctx=256, n_threads=1) as session:
+        answer = tiny_model.generate(prompt, session=session, temperature=0, max_tokens=n, ignore_eos=True, n_keep=8)
+        assert made == answer.token_ids
+        assert 124 == answer.usage.discarded_tokens
+        assert prompt[:8] == session.tokens()[:8]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "n_keep", "error", "named"),
+    [
+        ("lfm2", {}, 0, UnsupportedArchitectureError, "recurrent"),
+        ("gemma3-windowed", {"swa_full": False}, 0, ContextLengthError, "swa_full=True"),
+        ("llama", {}, 256, ValueError, "n_keep: expected an integer from 0 to 255, got 256"),
+        ("llama", {}, -1, ValueError, "n_keep"), ("llama", {}, True, ValueError, "n_keep"),
+    ],
+)  # fmt: skip
+def test_contexts_that_cannot_shift_say_so_at_once(
+    name: str, options: dict[str, Any], n_keep: int, error: type[Exception], named: str, tiny: Tiny
+) -> None:
+    """Before anything is computed."""
+    path = tiny("gemma3", n_swa=16, n_layer=3, swa_pattern=3) if "windowed" in name else tiny(name)
+    with Model.load(path) as model, model.session(n_ctx=256, n_threads=1, **options) as session:
+        with pytest.raises(error, match=named):
+            model.generate([1, 2, 3], session=session, n_keep=n_keep, **FIXED)
+        assert 0 == session.n_past()
+        assert 8 == len(model.generate([1, 2, 3], session=session, **FIXED).token_ids)
 
 
 def test_a_session_lends_its_sequences(tiny_model: Model) -> None:

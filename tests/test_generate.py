@@ -249,7 +249,6 @@ def test_bad_requests_are_refused_at_once() -> None:
         ([65], SamplingParams(stop_token_ids=[1, 257]), SamplingError, r"stop_token_ids\[1\]: 257"),
         ([65], SamplingParams(banned_token_ids=[257]), SamplingError, "banned_token_ids: 257"),
         ([65], SamplingParams(logit_bias={300: 1}), SamplingError, "logit_bias: 300"),
-        ([65], SamplingParams(prompt_logprobs=1), SamplingError, "^prompt_logprobs: not supported yet"),
         (["a"], GREEDY, TypeError, "str"),
         ([1.0], GREEDY, TypeError, "float"),
     ]:

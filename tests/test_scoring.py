@@ -268,15 +268,6 @@ def test_rows_with_nan_are_no_scores(llama: Model) -> None:
             scoring.score(session, [([1], [2])])
 
 
-def test_prompt_logprobs_are_those_of_the_next_tokens() -> None:
-    """One entry for each row: the token that came, and the likeliest."""
-    rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], np.float32))
-    first, second = scoring.prompt_logprobs(rows, [1, 2], n_top=1)
-    assert (1, 2) == (first.token_id, second.token_id)
-    assert [math.log(0.25), math.log(0.7)] == pytest.approx([first.logprob, second.logprob], abs=1e-6)
-    assert (0, 2) == (first.top[0][0], second.top[0][0])
-
-
 # ------------------------------------------------------------------------------------------ where a prompt ends
 
 

@@ -81,6 +81,11 @@ class Forced:
     def fork(self, src: int, dst: int) -> None:
         self.held[dst] = list(self.tokens(src))
 
+    def check_shift(self) -> None: ...
+
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        del self.held[seq_id][n_keep : n_keep + n_discard]
+
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int], Any]], *, copy: bool = True) -> list[np.ndarray]:
         return [
             self.decode(ids, seq_id=seq_id) if wanted == "last" else self.rows(seq_id, ids, wanted)
