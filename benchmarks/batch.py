@@ -5,8 +5,8 @@ Two figures for each model, mapped and repacked, both sides by turns in new proc
 decode    32 sequences, 64 tokens each: `Model.generate`'s steps with all they do (choosing, text) beside
           llama-batched-bench, which decodes random tokens and chooses none; one stream a sequence on both sides
 job       32 different prompts, 64 tokens each, from strings to strings: `Model.generate(list)` beside
-          llama-cpp-python, one prompt after another (repacked only, as llama-cpp-python always is), with the same
-          threads, and with the threads each takes if none are given (llama-cpp-python: half of the logical cores)
+          llama-cpp-python, one prompt after another (repacked only, as llama-cpp-python always is); each uses as many
+          threads as it does by itself
 
 llama-batched-bench is built from the archive that vendor/ggml/UPSTREAM.toml names, for the machine's own CPU:
 cmake -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target llama-batched-bench. Without it, or without
@@ -75,11 +75,11 @@ def our_job(path: str, repack: bool) -> float:
         return sum(answer.usage.completion_tokens for answer in answers) / (time.perf_counter() - start)
 
 
-def their_job(path: str, n_threads: int | None) -> float:
+def their_job(path: str) -> float:
     """Return the same of llama-cpp-python, one prompt after another."""
     from llama_cpp import Llama
 
-    llm = Llama(path, n_ctx=512, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False)
+    llm = Llama(path, verbose=False)
     llm.create_completion(PROMPTS[0], max_tokens=2, temperature=0)
     start, n = time.perf_counter(), 0
     for prompt in PROMPTS:
@@ -98,7 +98,7 @@ def work(figure: str, side: str, path: str, repack: str, n_threads: str, tool: s
     if figure == "decode":
         options = path, repack == "repacked", int(n_threads)
         return our_decode(*options) if side == "ggufpy" else their_decode(tool, *options)
-    return our_job(path, True) if side == "ggufpy" else their_job(path, int(n_threads) if "same" in figure else None)
+    return our_job(path, True) if side == "ggufpy" else their_job(path)
 
 
 def measure(figure: str, path: Path, weights: str, arguments: argparse.Namespace) -> Sequence[str]:
@@ -113,8 +113,7 @@ def measure(figure: str, path: Path, weights: str, arguments: argparse.Namespace
         print(f"{figure}, {path.stem}, {weights}: {pairs[-1][0]:.1f} and {pairs[-1][1]:.1f}", file=sys.stderr)
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
-    kind = figure.partition(",")[0]
-    aim = AIMS.get(f"{kind} {path.stem}", AIMS[kind])
+    aim = AIMS.get(f"{figure} {path.stem}", AIMS[figure])
     spread = f"{ratios[0]:.2f} – {ratios[-1]:.2f}"
     return (
         figure, path.stem, weights, f"{ours:.0f} tokens/s", f"{theirs:.0f} tokens/s",
@@ -139,8 +138,7 @@ def main() -> None:
         if arguments.batched_bench:
             rows += [measure("decode", path, weights, arguments) for weights in ("mapped", "repacked")]
         if importlib.util.find_spec("llama_cpp"):
-            for threads in ("same threads", "defaults"):
-                rows.append(measure(f"job, {threads}", path, "repacked", arguments))
+            rows.append(measure("job", path, "repacked", arguments))
     print(", ".join(f"{name} {value}" for name, value in environment().items()), end="\n\n")
     head = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "rounds", "aim")
     print(markdown(head, rows))

@@ -106,13 +106,9 @@ def speeds(path: Path, repack: bool, n_threads: int, rounds: int, n_vocab: int =
     yield row("Python's share of decode", path.stem, weights, "%", share, float("nan"), aim="< 1.5 (SmolLM2)")
 
 
-def calls(path: Path, n_threads: int | None, rounds: int) -> Row:
-    """Measure a user's call with its defaults, sampling and text included, in new processes each round.
-
-    Without `n_threads` each library uses as many threads as it likes to: ggufpy one for each physical core,
-    llama-cpp-python half of the machine's logical ones.
-    """
-    settings = {"path": str(path), "repack": True, "options": {"n_threads": n_threads}}
+def calls(path: Path, rounds: int) -> Row:
+    """Measure a user's call with all defaults, sampling, text and threads included, in new processes each round."""
+    settings = {"path": str(path), "repack": True, "options": {}}
     pairs = []
     for index in range(rounds):
         with started(("ggufpy", "llama-cpp-python", "llama-cpp-python"), index, **settings) as workers:
@@ -124,8 +120,7 @@ def calls(path: Path, n_threads: int | None, rounds: int) -> Row:
     joined = Paired.joined(pairs)
     ours, theirs = (1 / statistics.median(seconds) for seconds in (joined.ours, joined.theirs))
     more = {"ratio": joined.ratio, "spread": joined.spread, "aim": "≥ 1.25", "seconds": vars_of(joined)}
-    name = f"generate {N_DECODE}, " + ("all defaults" if n_threads is None else "same threads")
-    return row(name, path.stem, "repacked", "tokens/s", ours, theirs, **more)
+    return row(f"generate {N_DECODE}, default call", path.stem, "repacked", "tokens/s", ours, theirs, **more)
 
 
 def random_model(name: str, folder: Path) -> Path:
@@ -248,8 +243,7 @@ def main() -> None:
                 for line in speeds(path, repack, arguments.threads, arguments.rounds):
                     add(line)
             if "calls" not in skip:
-                for n_threads in (None, arguments.threads):
-                    add(calls(path, n_threads, arguments.rounds))
+                add(calls(path, arguments.rounds))
             if "start" not in skip:
                 add(first_token(path, arguments.threads, arguments.rounds))
             for line in memory(path, arguments.threads) if "memory" not in skip else ():

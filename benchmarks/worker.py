@@ -25,7 +25,6 @@ class Ours:
         self.model = Model.load(path, repack=repack)
         self.load_seconds = time.perf_counter() - start
         self.session = self.model.session(**options)
-        self.n_threads = options["n_threads"]
 
     def prefill(self, ids: list[int]) -> tuple[int, float]:
         """Decode a prompt into an empty cache; return the greedy next token and the seconds taken."""
@@ -46,8 +45,7 @@ class Ours:
     def generate(self, prompt: str, n: int, seed: int) -> float:
         """Answer a prompt as users do; return the seconds for each token of the answer."""
         start = time.perf_counter()
-        with self.model.session(n_threads=self.n_threads) as session:
-            answer = self.model.generate(prompt, max_tokens=n, seed=seed, session=session)
+        answer = self.model.generate(prompt, max_tokens=n, seed=seed)
         return (time.perf_counter() - start) / answer.usage.completion_tokens
 
     def share(self, token: int, n: int) -> float:
@@ -87,13 +85,12 @@ class Theirs:
 
 
 class Called:
-    """Runs llama-cpp-python as its users do: everything but the threads, if they are given, is its default."""
+    """Runs llama-cpp-python as its users do, with all its defaults."""
 
     def __init__(self, path: str, repack: bool, options: dict[str, Any]) -> None:
         from llama_cpp import Llama
 
-        n_threads = options["n_threads"]
-        self.llm = Llama(path, n_threads=n_threads, n_threads_batch=n_threads, verbose=False)
+        self.llm = Llama(path, verbose=False)
 
     def generate(self, prompt: str, n: int, seed: int) -> float:
         """Answer a prompt as users do; return the seconds for each token of the answer."""
