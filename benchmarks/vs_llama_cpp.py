@@ -30,7 +30,7 @@ N_PREFILL, N_START, N_DECODE = 512, 16, 64
 PROMPT = "{} years ago, in a village between the mountains and the sea, there lived a"
 HEAD = ("figure", "model", "weights", "ggufpy", "llama.cpp", "ggufpy ÷ llama.cpp", "llama.cpp ÷ itself", "aim")
 MB = 1e6
-LARGE = {"n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4, "n_layer": 8, "n_vocab": 16384}
+LARGE: dict[str, Any] = {"n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4, "n_layer": 8, "n_vocab": 16384}
 LARGER_LAYERS = {"n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_vocab": 16384}
 
 FIRST_TOKEN = {
@@ -125,8 +125,10 @@ def calls(path: Path, rounds: int) -> Row:
 
 def random_model(name: str, folder: Path) -> Path:
     """Write a random model of an architecture, of some 100 MB in Q8_0 unless its shapes are tied to each other."""
-    path = folder / f"{name}.gguf"
-    for shape in (LARGE, LARGER_LAYERS):
+    path, large = folder / f"{name}.gguf", dict(LARGE)
+    if isinstance(heads := arch.find(name).tiny.get("n_head_kv"), list):  # layers without any keep a state
+        large["n_head_kv"] = [LARGE["n_head_kv"] * bool(n) for n in heads] * 2
+    for shape in (large, LARGER_LAYERS):
         with contextlib.suppress(GgufpyError, ValueError):
             return write_tiny_model(name, path, type="q8_0", **shape)
     return write_tiny_model(name, path, type="q8_0", n_vocab=LARGE["n_vocab"])
