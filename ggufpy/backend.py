@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -408,6 +406,9 @@ def _mapped_file(folder: str, size: int) -> mmap.mmap:
     Its blocks are reserved: writing to a page for which the disk has no room would end the process (SIGBUS), and room
     that is there now may be another's then. No block is written by that, and none before its page has changed.
     """
+    import shutil
+    import tempfile
+
     with tempfile.TemporaryFile(dir=folder, prefix="ggufpy-") as file:
         try:
             if hasattr(os, "posix_fallocate"):

@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
-from ggufpy import arch, snapshots
+from ggufpy import arch
 from ggufpy.arch import Config
 from ggufpy.backend import Device, cpu_device, devices
 from ggufpy.batch import integers
@@ -58,6 +59,7 @@ class Model:
         self._config = config
         self._weights: Weights | None = weights
         self._layout = layout
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._tokenizer_lock = threading.Lock()
 
     @classmethod
@@ -163,12 +165,17 @@ class Model:
     def session(self, **options: Any) -> Session:
         """Open a context with a memory of its own. Keywords, meanings and limits are those of `SessionOptions`."""
         self._check_open()
-        return Session(
-            self._declaration, self._config, self.weights, self._layout, SessionOptions(**options), self._fingerprint
+        settings = SessionOptions(**options)
+        session = Session(
+            self._declaration, self._config, self.weights, self._layout, settings, lambda: self._fingerprint
         )
+        self._sessions.add(session)
+        return session
 
     @functools.cached_property
     def _fingerprint(self) -> str:
+        from ggufpy import snapshots
+
         return snapshots.fingerprint(self._file)
 
     # ---------------------------------------------------------------------------------------------------- generation
@@ -595,6 +602,8 @@ class Model:
 
     def close(self) -> None:
         """Let go of the weights and the file; open sessions keep what they need. A second call does nothing."""
+        if self._weights is not None and self._sessions:
+            _ = self._fingerprint  # they may still be saved
         self._weights = None
         self._file.close()
 

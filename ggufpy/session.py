@@ -16,12 +16,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufpy import snapshots
 from ggufpy.arch import Config, Decoder
 from ggufpy.arch.decoder import FromPositions, GraphInputs, Rope
 from ggufpy.backend import MAX_THREADS, Backend, Scheduler, physical_cores
@@ -43,6 +42,9 @@ from ggufpy.graph import Context, Graph, Inputs, Tensor
 from ggufpy.memory import CacheInputs, CacheOptions, KVCache, Memory, NoMemory, Place
 from ggufpy.states import StateCache, StateInputs
 from ggufpy.weights import Layout, Weights
+
+if TYPE_CHECKING:  # sessions on disk are imported when there is one
+    from ggufpy.snapshots import Subject
 
 __all__ = ["MAX_CELLS", "MAX_SEQUENCES", "Pooling", "Session", "SessionOptions", "integer", "pad"]
 
@@ -208,7 +210,7 @@ class Session:
         weights: Weights,
         layout: Layout,
         options: SessionOptions,
-        fingerprint: str = "",
+        fingerprint: Callable[[], str] = str,
     ) -> None:
         if options.flash_attn and not arch.flash_attn:
             options = replace(options, flash_attn=False)
@@ -763,6 +765,8 @@ class Session:
         The file has the cells in use only, and the model's fingerprint in place of the model. It takes the path's place
         once it is whole and on the disk; only its owner may read it. OSError where it cannot be written.
         """
+        from ggufpy import snapshots
+
         with self._lock:
             self._check_open()
             snapshots.save(path, self._subject(), None if seq_id is None else self._seq(seq_id))
@@ -775,22 +779,26 @@ class Session:
         SnapshotError for a file that is damaged or another model's, ContextLengthError where it does not fit, OSError
         where it cannot be read; nothing has changed then.
         """
+        from ggufpy import snapshots
+
         with self._lock:
             self._check_open()
             self._step = None
             snapshots.load(path, self._subject(), None if seq_id is None else self._seq(seq_id))
 
-    def _subject(self) -> snapshots.Subject:
+    def _subject(self) -> Subject:
+        from ggufpy.snapshots import Subject
+
         if isinstance(self._memory, NoMemory):
             raise UnsupportedArchitectureError(
                 f"{self._config.architecture}: nothing stays of a call, so there is nothing to save or load"
             )
         options, caches = self.options, [cache for cache in self._memory.caches if isinstance(cache, KVCache)]
         windowed = any(cache.window for cache in caches)
-        return snapshots.Subject(
+        return Subject(
             self._memory,
             self._tokens,
-            {"architecture": self._config.architecture, "fingerprint": self._fingerprint},
+            {"architecture": self._config.architecture, "fingerprint": self._fingerprint()},
             {
                 "byteorder": sys.byteorder,
                 "type_k": options.type_k,

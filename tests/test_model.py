@@ -620,3 +620,25 @@ def test_cancelling_from_another_thread(llama: Model) -> None:
             cancel.set()
     assert completion is not None
     assert ("cancelled", 5) == (completion.finish_reason, len(completion.token_ids))
+
+
+def test_the_first_token_waits_for_nothing_it_does_without(tiny: Tiny) -> None:
+    """Text, sampling, sessions on disk, and the libraries they need, are imported when they are used."""
+    late = {"ggufpy.tokenizer", "ggufpy.sampling", "ggufpy.snapshots", "hashlib", "jinja2", "shutil", "tempfile"}
+    script = (
+        "import sys, ggufpy; ggufpy.Model.load(sys.argv[1]).session(n_ctx=256, n_threads=1).decode([5]); "
+        f"print(*sorted({late} & set(sys.modules)))"
+    )
+    assert run(script, tiny("llama")).strip() == ""
+
+
+def test_a_session_outlives_its_model_and_can_be_saved(tiny: Tiny, tmp_path: Path) -> None:
+    """What says whose file it is was noted when the model closed."""
+    model = Model.load(tiny("llama"))
+    with model.session(n_ctx=256, n_threads=1) as session:
+        session.decode([5, 6, 7])
+        model.close()
+        session.save(tmp_path / "held")
+    with Model.load(tiny("llama")) as again, again.session(n_ctx=256, n_threads=1) as session:
+        session.load(tmp_path / "held")
+        assert [5, 6, 7] == session.tokens()
