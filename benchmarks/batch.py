@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL", help="a GGUF file")
     parser.add_argument("--batched-bench", type=Path, help="llama.cpp's llama-batched-bench")
     parser.add_argument("--rounds", type=int, default=5, help="pairs measured for each figure (5)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both (all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both, in decode (all cores)"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

@@ -227,7 +227,9 @@ def main() -> None:
         "--random", nargs="*", metavar="ARCH", help="random models of these architectures too; of each family, if none"
     )
     parser.add_argument("--rounds", type=int, default=9, help="pairs measured for each figure (9)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both (all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both, but in calls (all cores)"
+    )
     parser.add_argument("--skip", default="", help="comma-separated: speeds, calls, start, memory, read")
     parser.add_argument("--scratch", type=Path, default=None, help="a folder on a disk for one copy of a model")
     parser.add_argument("--json", type=Path, help="write every number to this file")

@@ -388,7 +388,7 @@ class Engine:
     def _shift(self, request: Request, n_keep: int) -> bool:
         """Make room in a full sequence: half of what stands behind the first n_keep goes, as in llama.cpp's server.
 
-        False where that cannot be, since others share its cells.
+        False where that cannot be, since others that are not done share its cells.
         """
         if request.n_past < self._session.n_ctx_seq:
             return True
@@ -396,7 +396,7 @@ class Engine:
         try:
             self._session.shift(request.seq_id, n_keep, n_discard)
         except ContextLengthError:
-            return False
+            return self._drop_ended() and self._shift(request, n_keep)
         request.n_past -= n_discard
         request.generation.n_discarded += n_discard
         return True
@@ -452,7 +452,7 @@ class Engine:
         self._prompts.remove(request)
         self._leave(request)
         self._session.trim(request.seq_id, 0)
-        request.seq_id, request.n_past, request.leader = -1, 0, None
+        request.seq_id, request.n_past, request.n_shared, request.leader = -1, 0, 0, None
         self._waiting.appendleft(request)
         self._crowded = True
 

@@ -186,19 +186,25 @@ class KVCache:
         self.cells[stream].remove(row, n_keep, n_keep + n_discard)
         return self.cells[stream].move(row, n_keep + n_discard, -n_discard)
 
-    def rotating_keys(self, g: Context, il: int, n_rot: int, stream: int, n: int) -> Tensor:
-        """View what rotates of the first n cells of a stream: [n_rot, n_head_kv, n]; with latent keys, their end."""
-        k, config = self.k[il], self.config
-        d, row = config.head_widths(il)[0], k.type.row_nbytes
-        first = d - n_rot if config.n_lora_kv else 0
-        block = k.type.block_size
-        turned = 1 if self.k_rot is None else len(self.k_rot)
-        if n_rot % block or first % block or n_rot % turned:
+    def check_rotation(self, il: int, n_rot: int) -> None:
+        """Raise ContextLengthError where what rotates of a head cannot be unpacked without the rest of it."""
+        k, d = self.k[il], self.config.head_widths(il)[0]
+        block, turned = k.type.block_size, 1 if self.k_rot is None else len(self.k_rot)
+        if n_rot % block or self._first_rotating(il, n_rot) % block or n_rot % turned:
             raise ContextLengthError(
                 f"cannot shift: {n_rot} rotating values of a head of {d} are no whole blocks of {k.type.label}"
             )
+
+    def rotating_keys(self, g: Context, il: int, n_rot: int, stream: int, n: int) -> Tensor:
+        """View what rotates of the first n cells of a stream: [n_rot, n_head_kv, n]."""
+        k, config = self.k[il], self.config
+        d, first, row = config.head_widths(il)[0], self._first_rotating(il, n_rot), k.type.row_nbytes
         stride = row(k.ne[0])
         return g.view_3d(k, n_rot, config.n_head_kv[il], n, row(d), stride, stream * self.size * stride + row(first))
+
+    def _first_rotating(self, il: int, n_rot: int) -> int:
+        """Return where in a head the values begin that rotate: at its start, or with latent keys at its end."""
+        return self.config.head_widths(il)[0] - n_rot if self.config.n_lora_kv else 0
 
     def clear(self) -> None:
         """Forget all sequences."""

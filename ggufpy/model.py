@@ -207,9 +207,10 @@ class Model:
         guesses tokens ahead (`PromptLookup`, `DraftModel`, a small Model): faster where it is right often. Setting
         `cancel`, from any thread, ends the answers before the next token or the prompt's next micro-batch. An answer
         ends where the context does, but with `n_keep` it goes on: half of what stands behind the first n_keep tokens
-        is dropped (`Session.shift`), each time the context is full.
+        is dropped (`Session.shift`), each time the context is full, without `max_tokens` perhaps for ever.
 
-        Raises SamplingError, ContextLengthError, TokenizerError, ValueError for what is no prompt, and ClosedError.
+        Raises SamplingError, ContextLengthError, TokenizerError, UnsupportedArchitectureError for what a model cannot
+        do, ValueError for what is no prompt, and ClosedError.
         """
         params = _params(params, overrides)
         steps = self._answer(prompt, params, session, cancel, max_num_seqs, draft, n_keep)

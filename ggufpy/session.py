@@ -665,7 +665,8 @@ class Session:
         """Check that sequences can be shifted, whatever they come to hold.
 
         UnsupportedArchitectureError where positions are not to be changed (see `shift`), and ContextLengthError where
-        windowed layers lose positions that they would see again (swa_full=False).
+        windowed layers lose positions that they would see again (swa_full=False) or quantized heads rotate in part of a
+        block.
         """
         with self._lock:
             self._check_open()
@@ -677,9 +678,10 @@ class Session:
 
         Keys are rotated to their new positions; what tokens have seen of the dropped ones stays in them, as in
         llama.cpp (llama_memory_seq_rm, llama_memory_seq_add), whose bits these are. Never done unless asked for.
-        Raises, with nothing changed, ContextLengthError where a fork shares cells or a window has lost some, and
-        UnsupportedArchitectureError where positions are not to be changed: recurrent layers, several positions for a
-        token, learned ones. A failure in the middle (BackendError, `cancel`) leaves the sequence empty.
+        Raises, with nothing changed, ContextLengthError where a fork shares cells, a window has lost some, or quantized
+        heads rotate in part of a block, and UnsupportedArchitectureError where positions are not to be changed:
+        recurrent layers, several positions for a token, learned ones. A failure in the middle (BackendError, `cancel`)
+        leaves the sequence empty.
         """
         with self._lock:
             self._begin()
@@ -708,8 +710,11 @@ class Session:
             del tokens[n_keep : n_keep + n_discard]
 
     def _shiftable(self) -> list[KVCache]:
-        """Return the caches whose keys can be given other positions; UnsupportedArchitectureError where one cannot."""
-        caches = [cache for cache in self._memory.caches if isinstance(cache, KVCache)]
+        """Return the caches, sure that their keys can be given other positions; raises as `shift` does for all others.
+
+        What sequences hold is not looked at.
+        """
+        caches, decoder = [c for c in self._memory.caches if isinstance(c, KVCache)], self._arch(self._config)
         if len(caches) < len(self._memory.caches):
             why = "nothing stays of a call" if self._arch.cacheless else "recurrent layers do not know positions"
         elif self._n_planes > 1:
@@ -717,6 +722,9 @@ class Session:
         elif "position_embd.weight" in self._weights:
             why = "positions are a part of what it stores"
         else:
+            for cache in caches:
+                for il in filter(decoder.rotates, cache.k):
+                    cache.check_rotation(il, decoder.n_rot(il))
             return caches
         raise UnsupportedArchitectureError(f"{self._config.architecture}: sequences cannot be shifted: {why}")
 

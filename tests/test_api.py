@@ -42,6 +42,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
     Session.clear: "seq_id",
     Session.save: "path seq_id",
     Session.load: "path seq_id",
+    Session.check_shift: "",
     Session.shift: "seq_id n_keep n_discard",
     Session.cancel: "",
     Tokenizer.encode: "text add_special parse_special",

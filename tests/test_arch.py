@@ -362,12 +362,16 @@ def test_names_lead_to_declarations() -> None:
 
 
 def test_a_declarations_head_gives_attributes_that_there_are() -> None:
-    """What stands in the head of a class is an attribute as any other; a misspelt one is refused."""
+    """They are attributes as any others, but for the name, which nobody inherits; a misspelt one is refused."""
 
     class Kin(arch.Decoder, name="kin", tie=True):
         pass
 
+    class Common(Kin):
+        pass
+
     assert ("kin", True) == (Kin.name, Kin.tie)
+    assert ("", True) == (Common.name, Common.tie)
     with pytest.raises(AttributeError, match="activatoin"):
 
         class Other(arch.Decoder, name="other", activatoin="relu"):

@@ -102,6 +102,7 @@ def test_a_closed_stream_is_one_that_nobody_reads(command, closed, small_file, v
         ("generate a --banned-token-id -1", "banned_token_ids[0]: expected an integer from 0"),
         ("generate a --min-tokens 3 --max-tokens 2", "min_tokens: expected at most max_tokens, 2, got 3"),
         ("generate a --logprobs 3", "unrecognized arguments: --logprobs 3"),
+        ("chat --n-keep few", "argument --n-keep: invalid int value: 'few'"),
         ("chat --draft small --prompt-lookup", "argument --prompt-lookup: not allowed with argument --draft"),
         ("compare model", "the following arguments are required: DUMP"),
         ("bench", "the following arguments are required: MODEL"),

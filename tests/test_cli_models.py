@@ -105,6 +105,16 @@ def test_generate_guesses_ahead(smollm2_path, gemma3_path, run):
     assert "draft: its vocabulary has 262144 tokens, the model's 49152" in err
 
 
+def test_generate_goes_on_when_the_context_is_full(smollm2_path, run):
+    """With --n-keep the answer is as long as asked for; one that the context has no room for is wrong usage."""
+    base = greedy("generate", PROMPT, "--model", smollm2_path, "--max-tokens", 260, "--n-ctx", 256, "--ignore-eos")
+    assert "answer: 251 tokens, " in run(*base, "--verbose")[2]
+    assert "answer: 260 tokens, 126 tokens dropped, " in run(*base, "--n-keep", 4, "--verbose")[2]
+    code, out, err = run(*base, "--n-keep", 256)
+    assert (code, out) == (2, "")
+    assert "n_keep: expected an integer from 0 to 255, got 256" in err
+
+
 @pytest.mark.parametrize("prompt", [[], ["-"]])
 def test_generate_reads_standard_input(prompt, smollm2_path, run, monkeypatch):
     """Without a prompt, or for -, it is standard input less its last newline, read as UTF-8 whatever the locale."""
@@ -248,6 +258,13 @@ def test_chat_guesses_ahead_and_names_wrong_tokens(smollm2_path):
     assert (code, "guesses right" in figures(err)[0]) == (0, True)
     code, _, err = chat("--model", smollm2_path, "--banned-token-id", 50000, text=text)
     assert (code, "banned_token_ids: 50000 is not below the vocabulary's size" in err) == (2, True)
+
+
+def test_chat_goes_on_when_the_context_is_full(smollm2_path):
+    """--n-keep is generate's too: an answer may be longer than the context."""
+    options = ("--model", smollm2_path, "--n-ctx", 256, "--max-tokens", 256, "--ignore-eos", "--n-keep", 8)
+    code, _, err = chat(*options, text="Hello!\n")
+    assert (code, "answer: 256 tokens, 124 tokens dropped, " in figures(err)[0]) == (0, True)
 
 
 def test_a_full_context_ends_a_piped_chat(smollm2_path):

@@ -312,6 +312,17 @@ def test_one_request_is_cancelled_and_its_followers_go_on() -> None:
 # ------------------------------------------------------------------------------------- the prompt's probabilities
 
 
+def check_prompt_logprobs(prompt: list[int], answer: Any) -> None:
+    """Hold one entry for each token, each with the likeliest one, against what the counter's rows say."""
+    first, *found = answer.prompt_logprobs
+    assert None is first
+    assert prompt[1:] == [entry.token_id for entry in found]
+    for i, entry in enumerate(found):
+        best, likely = choose(prompt[: i + 1]), np.log(np.e / (np.e + 256))
+        assert [(best, pytest.approx(likely))] == list(entry.top)
+        assert pytest.approx(likely - (prompt[i + 1] != best)) == entry.logprob
+
+
 @pytest.mark.parametrize("n_ubatch", [1, 7, 512])
 def test_prompt_logprobs_are_those_of_the_next_tokens(n_ubatch: int) -> None:
     """One entry for each token of a prompt, however it is cut; none before the first. Nothing held is taken for it."""
@@ -320,27 +331,39 @@ def test_prompt_logprobs_are_those_of_the_next_tokens(n_ubatch: int) -> None:
     for _ in range(2):
         for prompt, answer in zip(prompts, complete_all(session, Pieces(), prompts, params), strict=True):
             assert expected(prompt, 12) == answer.token_ids
-            assert answer.prompt_logprobs is not None
-            assert None is answer.prompt_logprobs[0]
             assert 0 == answer.usage.cached_tokens
-            found = [entry for entry in answer.prompt_logprobs if entry]
-            assert prompt[1:] == [entry.token_id for entry in found]
-            for i, entry in enumerate(found):
-                best, likely = choose(prompt[: i + 1]), np.log(np.e / (np.e + 256))
-                assert [(best, pytest.approx(likely))] == list(entry.top)
-                assert pytest.approx(likely - (prompt[i + 1] != best)) == entry.logprob
+            check_prompt_logprobs(prompt, answer)
     assert "prompt_logprobs" in str(answer.usage.cache_miss_reason)
     assert None is complete_all(session, Pieces(), prompts, GREEDY)[0].prompt_logprobs
 
 
 def test_a_prompt_that_is_read_again_from_its_start_counts_once() -> None:
-    """Without room for all, one begins again later; and beside it others share what they have in common."""
+    """Without room for all, one begins again later."""
     session = Watched(n_seq_max=3, n_ubatch=6)
-    session.room = 60
+    session.room = 40
     prompts = [[i, *range(30, 50)] for i in range(4)]
-    answers = complete_all(session, Pieces(), prompts, replace(GREEDY, prompt_logprobs=0))
+    answers = complete_all(session, Pieces(), prompts, replace(GREEDY, prompt_logprobs=1))
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert prompt[1:] == [entry.token_id for entry in answer.prompt_logprobs or [] if entry]
+        check_prompt_logprobs(prompt, answer)
+
+
+def test_prompts_that_are_read_lead_others_and_follow_nobody() -> None:
+    """Side by side on one engine: who wants no prompt_logprobs takes what is shared, who does computes all of it."""
+    prompts = [[*range(1, 91), 100 + i] for i in range(4)]
+    engine_ = Engine(session := Watched(n_ubatch=64), Pieces(), range(4))
+    for i, prompt in enumerate(prompts):
+        engine_.submit(prompt, replace(GREEDY, prompt_logprobs=None if i % 2 else 1), index=i)
+    done = {}
+    while engine_.busy:
+        done |= {request.index: chunk.completion for request, chunk in engine_.step() if chunk.completion}
+    assert [(0, 1), (0, 3)] == session.forks
+    for i, prompt in enumerate(prompts):
+        assert expected(prompt, 12) == done[i].token_ids
+        assert (90 if i % 2 else 0) == done[i].usage.cached_tokens
+        if i % 2:
+            assert None is done[i].prompt_logprobs
+        else:
+            check_prompt_logprobs(prompt, done[i])
 
 
 # ------------------------------------------------------------------------------------------- beyond a full context
@@ -365,6 +388,18 @@ def test_a_full_sequence_drops_tokens_and_goes_on() -> None:
     assert [10, 13] == [len(answer.token_ids) for answer in short]
 
 
+def test_a_stop_string_is_found_across_a_shift() -> None:
+    """It may begin before tokens are dropped and end behind: the text knows nothing of what the model still sees."""
+    letters = Pieces({i: bytes([97 + i % 26]) for i in range(251)})
+    params = replace(GREEDY, max_tokens=40)
+    (whole,) = complete_all(counter(n_ctx=16), letters, [[1, 2, 3]], params, n_keep=4)
+    stop = whole.text[12:16]  # the sequence is full after 13 tokens
+    assert 12 == whole.text.find(stop)
+    (answer,) = complete_all(counter(n_ctx=16), letters, [[1, 2, 3]], replace(params, stop=stop), n_keep=4)
+    assert (whole.text[:12], whole.token_ids[:16], stop) == (answer.text, answer.token_ids, answer.stop_reason)
+    assert 6 == answer.usage.discarded_tokens
+
+
 @pytest.mark.parametrize("right", [0, 100])
 def test_drafts_stay_within_the_context_when_it_shifts(right: int) -> None:
     """Guesses end where the sequence does; the text is the one without them."""
@@ -386,6 +421,24 @@ def test_an_answer_ends_where_its_cells_cannot_move() -> None:
     session.shift = shared  # type: ignore[method-assign]
     (answer,) = complete_all(session, Pieces(), [[1, 2, 3]], replace(GREEDY, max_tokens=40), n_keep=4)
     assert (expected([1, 2, 3], 14), "length") == (answer.token_ids, answer.finish_reason)
+
+
+def test_what_an_ended_answer_left_is_in_nobodys_way() -> None:
+    """Cells shared with an answer that ended, of the same prompt, are given up for one that goes on."""
+    session = counter(n_ctx=16)
+    shift = session.shift
+
+    def alone(seq_id: int, n_keep: int, n_discard: int) -> None:
+        if any(held for other, held in session.held.items() if other != seq_id):
+            raise ContextLengthError("a fork shares its cells")
+        shift(seq_id, n_keep, n_discard)
+
+    session.shift = alone  # type: ignore[method-assign]
+    engine_ = Engine(session, Pieces(), range(2))
+    requests = [engine_.submit([1, 2, 3], replace(GREEDY, max_tokens=n), n_keep=2) for n in (1, 40)]
+    while engine_.busy:
+        engine_.step()
+    assert [4, 43] == [len(request.generation.history) for request in requests]
 
 
 # ------------------------------------------------------------------------------------------------- a tiny model

@@ -12,12 +12,14 @@ from helpers.rows import ids
 
 from ggufpy import ContextLengthError, Model, Session, UnsupportedArchitectureError
 from ggufpy.memory import KVCache
+from ggufpy.types import dequantize
 
 Tiny = Callable[..., Path]
 LATENT: dict[str, Any] = {"n_embd_head_k_mla": 64, "n_embd_head_v_mla": 32, "n_head_kv": 1}
 WINDOWED: dict[str, Any] = {"n_swa": 16, "n_layer": 3, "swa_pattern": 3}
 LONG: dict[str, Any] = {"rope_attn_factor": 1.2, "n_ctx_orig_yarn": 64}
 YARN: dict[str, Any] = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64}
+Q8: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0"}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def keys(session: Session, il: int, n: int) -> np.ndarray:
     at = np.flatnonzero(cells.has[0, : cells.end])
     at = at[np.argsort(cells.pos[at])]
     assert list(range(n)) == cells.pos[at].tolist()
-    return cache.k[il].get().reshape(cache.n_stream, cache.size, -1)[0][at].astype(np.float32)
+    k = cache.k[il]
+    rows = k.get().reshape(cache.n_stream, cache.size, -1)[0][at]
+    return dequantize(rows, k.type, (n, k.ne[0])) if k.type.is_quantized else rows.astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,10 @@ def keys(session: Session, il: int, n: int) -> np.ndarray:
         ("phi2", {}, {}),
         ("deepseek2", LATENT, {}),
         ("deepseek2", YARN, {}),
+        ("deepseek2", LATENT, Q8),
+        ("mistral4", LATENT, Q8),
+        ("phi2", {"n_embd": 384, "n_rot": 32}, Q8),
+        ("llama", {}, Q8),
         ("gemma3", WINDOWED, {}),
         ("gemma3n", {}, {}),
         ("gemma4", {}, {}),
@@ -66,6 +74,7 @@ def test_keys_are_those_of_their_new_positions(
     """In the first layer, where keys depend on nothing else, they are what the remaining tokens get by themselves.
 
     All kinds of rotation and their scaling: llama.cpp scales what YaRN and longrope stretch once more with each shift.
+    Quantized heads of which a part rotates in whole blocks, latent keys among them, end llama.cpp (GGML_ABORT).
     """
     model = Model.load(tiny(arch, **variant))
     with model, open_session(model, **options) as session, open_session(model, **options) as fresh:
@@ -74,7 +83,8 @@ def test_keys_are_those_of_their_new_positions(
         assert ids(60)[:4] + ids(60)[24:] == session.tokens()
         fresh.decode(session.tokens())
         found, expected = keys(session, 0, 40), keys(fresh, 0, 40)
-        assert np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
+        limit = 2e-2 if options is Q8 else 5e-3
+        assert np.abs(found - expected).max() < limit * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -178,10 +188,13 @@ def test_a_window_that_has_lost_what_it_would_see_again(tiny: Tiny) -> None:
 
 
 def test_a_head_that_rotates_in_part_of_a_block(tiny: Tiny) -> None:
-    """Quantized blocks are rotated whole or not at all."""
+    """Quantized blocks are rotated whole or not at all, which is known before there are any tokens."""
+    refused = {"match": "16 rotating values of a head of 32 are no whole blocks of q8_0"}
     with Model.load(tiny("phi2", n_rot=16)) as model, open_session(model, type_k="q8_0") as session:
+        with pytest.raises(ContextLengthError, **refused):
+            session.check_shift()
         session.decode(ids(30))
-        with pytest.raises(ContextLengthError, match="16 rotating values of a head of 32 are no whole blocks of q8_0"):
+        with pytest.raises(ContextLengthError, **refused):
             session.shift(0, 2, 5)
         assert ids(30) == session.tokens()
 

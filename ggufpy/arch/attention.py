@@ -18,6 +18,7 @@ from ggufpy.graph import Tensor
 __all__ = ["SelfAttention"]
 
 HINT_HADAMARD = 1
+ASCENDING = 0
 
 
 class SelfAttention(Rotation):
@@ -224,9 +225,13 @@ class SelfAttention(Rotation):
 
         Other than there they are not scaled a second time, where YaRN or the file scales what it rotates.
         """
-        x = k if k.type in (GGMLType.F16, GGMLType.F32) else self.g.cast(k, GGMLType.F32)
-        x = self.rotate(self.hadamard(x, rot), il, unscaled=True)
-        return self.g.cpy(self.hadamard(x, rot), k)
+        g = self.g
+        x = k if k.type in (GGMLType.F16, GGMLType.F32) else g.cast(k, GGMLType.F32)
+        x = self.hadamard(self.rotate(self.hadamard(x, rot), il, unscaled=True), rot)
+        if not k.type.is_quantized:
+            return g.cpy(x, k)
+        heads = g.argsort(g.arange(0, k.ne[1], 1), ASCENDING)  # ggml_cpy packs only what has no gaps
+        return g.set_rows(k, x, heads)
 
     def hadamard(self, x: Tensor, rot: Tensor | None) -> Tensor:
         """Rotate each run of n values, which spreads outliers before quantization (llama.cpp, quantized caches)."""

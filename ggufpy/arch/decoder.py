@@ -41,7 +41,7 @@ CLASSIFIER = ("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", 
 class Decoder(SelfAttention, Experts):
     """Llama, and what other architectures declare their differences from. See the head of this file."""
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # none: no architecture, but what several have in common
     # --- what files have
     keys: ClassVar[Mapping[str, Any]] = {}
     """Optional fields of `Config` that this architecture reads, with their defaults."""
@@ -86,9 +86,13 @@ class Decoder(SelfAttention, Experts):
     tiny_variants: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {}
     """Variants that tests need beyond those that follow from the rest; None for one that does not apply."""
 
-    def __init_subclass__(cls, **said: Any) -> None:
-        """Take the attributes that a declaration's head gives; one that does not exist is an AttributeError."""
+    def __init_subclass__(cls, *, name: str = "", **said: Any) -> None:
+        """Take the name, which nobody inherits, and other attributes that a declaration's head gives.
+
+        An attribute that does not exist is an AttributeError.
+        """
         super().__init_subclass__()
+        cls.name = name
         for attribute, value in said.items():
             getattr(cls, attribute)
             setattr(cls, attribute, value)

@@ -18,7 +18,7 @@ N_SPARSE_LAYERS = 10
 SPARSITY = f32(1.6448533535003662)  # standard deviations, behind which lie 5 % of a normal distribution
 
 
-class SharedCache(Gemma, name=""):
+class SharedCache(Gemma):
     """Gemma 3 with unscaled scores and normalized values, whose last layers look into the caches of earlier ones."""
 
     keys = {"n_swa": REQUIRED, "rope_freq_base_swa": 10000.0}

@@ -28,7 +28,7 @@ def run(args: Namespace) -> int:
     template = None if args.chat_template is None else read_text(args.chat_template)
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     with load(find(args.model), args) as model, drafting(args) as draft, open_session(model, args) as session:
-        options: dict[str, Any] = {"chat_template": template, "session": session, "draft": draft}
+        options: dict[str, Any] = {"chat_template": template, "session": session, "draft": draft, "n_keep": args.n_keep}
         messages = list(start)
         for line in _lines():
             if line == "/clear":

@@ -24,7 +24,7 @@ def run(args: Namespace) -> int:
     prompt = _read_prompt(args.prompt)
     with load(find(args.model), args) as model, drafting(args) as draft, open_session(model, args) as session:
         with refusals_are_wrong_usage():
-            chunks = model.stream_generate(prompt, params, session=session, draft=draft)
+            chunks = model.stream_generate(prompt, params, session=session, draft=draft, n_keep=args.n_keep)
         write(prompt)
         completion = show(chunks, "reading the prompt")
     if args.verbose:
@@ -65,13 +65,14 @@ def statistics(completion: Completion) -> str:
     """Return one line of figures about a completion."""
     usage, timings = completion.usage, completion.timings
     cached = f", {usage.cached_tokens} of them kept" if usage.cached_tokens else ""
+    dropped = f", {usage.discarded_tokens} tokens dropped" if usage.discarded_tokens else ""
     guesses = f" ({usage.accepted_tokens} of {usage.draft_tokens} guesses right)" if usage.draft_tokens else ""
     ended: str = completion.finish_reason
     if completion.stop_reason is not None:
         ended += f" ({completion.stop_reason!r})"
     return (
         f"prompt: {usage.prompt_tokens} tokens{cached}, {timings.prompt_s:.2f} s, {timings.prompt_tokens_per_s:.1f}/s; "
-        f"answer: {usage.completion_tokens} tokens{guesses}, "
+        f"answer: {usage.completion_tokens} tokens{guesses}{dropped}, "
         f"{timings.decode_s:.2f} s, {timings.decode_tokens_per_s:.1f}/s; "
         f"ended by: {ended}; seed: {completion.seed}"
     )

@@ -179,6 +179,8 @@ def _add_model(parser: ArgumentParser) -> None:
 def _add_answering(parser: ArgumentParser) -> None:
     from ggufpy.cli.sampling import add_common_options, add_other_options
 
+    meaning = "go on when the context is full: keep its first N tokens, drop half of the others, as often as needed"
+    parser.add_argument("--n-keep", type=int, metavar="N", help=meaning)
     add_common_options(parser)
     _add_session(parser)
     group = parser.add_argument_group("guessing ahead (faster where guesses are right)")
