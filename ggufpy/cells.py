@@ -139,6 +139,13 @@ class Cells:
         self.head = 0  # as llama_kv_cache::seq_add does
         return added
 
+    def settle(self) -> None:
+        """Free the cells that nobody has and count anew, after a change that something cut short."""
+        self.pos[~self.has.any(axis=0)] = -1
+        self.has[:, self.pos < 0] = False
+        kept = np.flatnonzero(self.pos >= 0)
+        self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+
     def clear(self) -> None:
         """Make every cell empty and begin again with the first."""
         self.pos[: self.end] = -1

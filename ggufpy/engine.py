@@ -330,7 +330,7 @@ class Engine:
             wanted = "all" if request.generation.reads_prompt else "last" if last else ()
             batch.append((request.seq_id, request.generation.history[stop - n : stop], wanted))
         try:
-            rows = self._session.decode_batch(batch, copy=False)
+            rows = self._session.decode_batch(batch, copy=_is_shared(ready))
         except ContextLengthError:
             self._make_room_for(ready[-1])
             return []
@@ -375,7 +375,7 @@ class Engine:
             ids = [request.generation.history[-1], *request.draft(n_max)]
             batch.append((request.seq_id, ids, "last" if len(ids) == 1 else "all"))
         try:
-            rows = self._session.decode_batch(batch, copy=False)
+            rows = self._session.decode_batch(batch, copy=_is_shared(running))
         except ContextLengthError:
             if any(len(ids) > 1 for _, ids, _ in batch):
                 return self._compute_tokens(drafting=False)
@@ -483,6 +483,11 @@ class Engine:
                 f"sequence {request.seq_id} was changed while it was being generated: expected {request.n_past} "
                 f"tokens, {found}"
             )
+
+
+def _is_shared(requests: Iterable[Request]) -> bool:
+    """Say whether others may compute with the session before all rows are read: their code may be a processor's."""
+    return any(request.generation.has_processors for request in requests)
 
 
 # ------------------------------------------------------------------------------------------------- whole calls

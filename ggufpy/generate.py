@@ -244,6 +244,7 @@ class Generation:
         self._assembler = TextAssembler(tokenizer.decode_stream(continues=True), params.stop, keeps=params.include_stop)
         self._least = self.n_prompt + params.min_tokens
         self._n_vocab = tokenizer.n_vocab
+        self.has_processors = bool(params.logits_processors)
         self._n_top, self._n_prompt_top = params.logprobs, params.prompt_logprobs
         self._prompt_logprobs: list[TokenLogprob | None] = [None]  # nothing stands before the first token
         self._text: list[str] = []

@@ -206,6 +206,11 @@ class KVCache:
         """Return where in a head the values begin that rotate: at its start, or with latent keys at its end."""
         return self.config.head_widths(il)[0] - n_rot if self.config.n_lora_kv else 0
 
+    def settle(self) -> None:
+        """Make the cells agree with each other again, after a change that something cut short."""
+        for cells in self.cells:
+            cells.settle()
+
     def clear(self) -> None:
         """Forget all sequences."""
         for cells in self.cells:
@@ -452,6 +457,12 @@ class Memory:
         for cache in self.caches:
             cache.trim(seq_id, n)
 
+    def settle(self) -> None:
+        """Make what caches know agree again, after a change that something cut short; sequences are trimmed then."""
+        for cache in self.caches:
+            if isinstance(cache, KVCache):
+                cache.settle()
+
     def clear(self) -> None:
         """Forget all sequences."""
         for cache in self.caches:
@@ -560,6 +571,7 @@ class NoMemory:
         """Do nothing; neither do the others."""
 
     def fork(self, src: int, dst: int) -> None: ...
+    def settle(self) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
 

@@ -615,7 +615,9 @@ class Model:
     def _check_can_continue(self, session: Session | None) -> None:
         """Check that text can be continued token by token, and that a session is not another model's."""
         self._check_open()
-        if self._declaration.cacheless and self._declaration.logits:
+        if not self._declaration.logits:
+            raise UnsupportedArchitectureError(f"{self._config.architecture} models give no logits, see Session.embed")
+        if self._declaration.cacheless:
             raise UnsupportedArchitectureError(
                 f"{self._config.architecture} models see all of a text at once and do not continue one: see the "
                 "methods of Session"

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -404,11 +404,11 @@ class Session:
             for follow in step.followers:
                 follow()
             self._compute(run)
+            for (seq_id, _), token in zip(step.runs, tokens, strict=True):
+                self._tokens[seq_id].append(token)
         except BaseException:
             self._forget_unfinished([seq_id for seq_id, _ in step.runs])
             raise
-        for (seq_id, _), token in zip(step.runs, tokens, strict=True):
-            self._tokens[seq_id].append(token)
         return run.result()
 
     def _advance(self, parts: list[Part], pieces: list[Piece], output: Output, copy: bool) -> None:
@@ -444,12 +444,33 @@ class Session:
         """
         self._step = None
         self._runs.clear()
+        self._memory.settle()
         for seq_id in seq_ids:
             try:
                 self._memory.trim(seq_id, len(self._tokens[seq_id]))
             except ContextLengthError:  # there is no way back to its last state
-                self._memory.trim(seq_id, 0)
-                self._tokens[seq_id].clear()
+                self._drop(seq_id)
+
+    def _drop(self, seq_id: int) -> None:
+        self._memory.trim(seq_id, 0)
+        self._tokens[seq_id].clear()
+
+    @contextlib.contextmanager
+    def _changing(self, seq_ids: Iterable[int]) -> Iterator[None]:
+        """Leave sequences empty where their change is cut short, be it by Ctrl-C; one that is refused changes nothing.
+
+        Else tokens and cells could disagree, and nothing later would tell.
+        """
+        self._step = None
+        try:
+            yield
+        except ContextLengthError:
+            raise
+        except BaseException:
+            self._memory.settle()
+            for seq_id in seq_ids:
+                self._drop(seq_id)
+            raise
 
     def _part(self, seq_id: int, token_ids: Sequence[int] | IntArray, wanted: Wanted) -> Part:
         seq_id = self._seq(seq_id)
@@ -635,31 +656,30 @@ class Session:
         with self._lock:
             self._check_open()
             seq_id, n = self._seq(seq_id), integer("n", n, 0, INT_MAX)
-            self._step = None
-            self._memory.trim(seq_id, n)
-            del self._tokens[seq_id][n:]
+            with self._changing((seq_id,)):
+                self._memory.trim(seq_id, n)
+                del self._tokens[seq_id][n:]
 
     def fork(self, src: int, dst: int) -> None:
         """Make sequence dst a copy of sequence src; what dst had is dropped."""
         with self._lock:
             self._check_open()
             src, dst = self._seq(src), self._seq(dst)
-            self._step = None
-            if src != dst:
-                self._memory.fork(src, dst)
-                self._tokens[dst] = self._tokens[src].copy()
+            with self._changing((dst,)):
+                if src != dst:
+                    self._memory.fork(src, dst)
+                    self._tokens[dst] = self._tokens[src].copy()
 
     def clear(self, seq_id: int | None = None) -> None:
         """Forget a sequence, or all of them; the latter is as good as a new session, to the last bit."""
         with self._lock:
             self._check_open()
-            self._step = None
-            if seq_id is None:
-                self._memory.clear()
-            else:
-                self._memory.trim(self._seq(seq_id), 0)
-            for tokens in self._tokens if seq_id is None else (self._tokens[seq_id],):
-                tokens.clear()
+            seq_ids = range(self.n_seq_max) if seq_id is None else (self._seq(seq_id),)
+            with self._changing(seq_ids):
+                if seq_id is None:
+                    self._memory.clear()
+                for each in seq_ids:
+                    self._drop(each)
 
     def check_shift(self) -> None:
         """Check that sequences can be shifted, whatever they come to hold.
@@ -698,16 +718,11 @@ class Session:
             for cache in caches:
                 cache.check_shift(seq_id, n_keep, n_discard)
             turn = self._build_shift(caches, seq_id)
-            self._step = None
-            try:
+            with self._changing((seq_id,)):
                 added = [cache.shift(seq_id, n_keep, n_discard) for cache in caches]
                 if turn is not None:
                     turn(added)
-            except BaseException:
-                self._memory.trim(seq_id, 0)
-                tokens.clear()
-                raise
-            del tokens[n_keep : n_keep + n_discard]
+                del tokens[n_keep : n_keep + n_discard]
 
     def _shiftable(self) -> list[KVCache]:
         """Return the caches, sure that their keys can be given other positions; raises as `shift` does for all others.

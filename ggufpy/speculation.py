@@ -170,6 +170,7 @@ class DraftModel:
         if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
             raise ValueError(f"p_min: expected a number from 0 to 1, got {p_min!r:.60}")
         self.p_min = float(p_min)
+        model._check_can_continue(None)
         check_trimmable(model, "the draft model")
         self._options: Mapping[str, Any] = options
         self._checked: weakref.ref[Model] | None = None

@@ -83,8 +83,8 @@ class StateCache:
     def take(self, ubatch: MicroBatch, rows: Rows) -> None:
         """Give the sequences the rows found for them."""
         for (seq_id, n), row in zip(ubatch.runs, rows.write.tolist(), strict=True):
+            self.n_past[seq_id] += n  # first: cut short here, a sequence's tokens tell that its state is lost
             self.rows[seq_id] = row
-            self.n_past[seq_id] += n
 
     def room_behind(self, rows: Rows) -> int:
         """Return how often a placement can be repeated: without end, as it keeps its rows."""

@@ -597,6 +597,27 @@ def test_wrong_numbers_of_sequences_are_refused(tiny_model: Model) -> None:
             tiny_model.generate(TEXTS, max_num_seqs=value, **FIXED)
 
 
+@pytest.mark.parametrize("others", [range(4, 8), range(4)], ids=["other-sequences", "its-own"])
+def test_a_processor_may_compute_with_the_session(others: range, tiny_model: Model) -> None:
+    """What it computes there, and takes back, does not get into the rows of the other answers."""
+    with tiny_model.session(n_ctx=1024, n_seq_max=8, kv_unified=True, n_threads=1) as session:
+
+        def busy(_: Sequence[int], row: np.ndarray) -> np.ndarray:
+            held = [session.n_past(seq_id) for seq_id in others]
+            session.decode_batch([(seq_id, [7], "last") for seq_id in others])
+            for seq_id, n in zip(others, held, strict=True):
+                session.trim(seq_id, n)
+            return row
+
+        options = {**FIXED, "session": session}
+        prompts = [[*range(5 + i, 25 + i)] for i in range(4)]
+        alone = [tiny_model.generate(prompt, **FIXED).token_ids for prompt in prompts]
+        assert alone == [answer.token_ids for answer in tiny_model.generate(prompts, **options)]
+        session.clear()
+        found = tiny_model.generate(prompts, logits_processors=[busy], **options)
+        assert alone == [answer.token_ids for answer in found]
+
+
 # ------------------------------------------------------------------------------------------------------- leaks
 
 

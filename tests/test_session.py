@@ -712,6 +712,67 @@ def test_an_interrupt_between_placing_and_computing_is_undone(llama: Model, monk
         assert same(other.decode([4, 5]), session.decode([4, 5]))
 
 
+CHANGES: list[Callable[[Session], object]] = [
+    lambda s: s.trim(0, 20), lambda s: s.trim(0, 0), lambda s: s.clear(0), lambda s: s.clear(), lambda s: s.fork(1, 0),
+    lambda s: s.shift(0, 5, 10), lambda s: s.decode([7]), lambda s: s.decode(ids(20)),
+    lambda s: s.decode_batch([(0, [7], "last"), (1, [8], "last")]),
+]  # fmt: skip
+
+
+@STREAMS
+@pytest.mark.parametrize("change", range(len(CHANGES)))
+def test_an_interrupt_at_any_line_leaves_cells_and_tokens_in_agreement(
+    change: int, unified: bool, llama: Model
+) -> None:
+    """Ctrl-C comes between any two lines: each sequence goes on with what it says it holds, and no cell is lost."""
+    files = {name for name in sys.modules if name in ("ggufpy.session", "ggufpy.memory", "ggufpy.cells")}
+    at, n_lines = 0, 1
+    options = {"n_ctx": 512, "n_threads": 1, "n_seq_max": 2, "kv_unified": unified}
+    with llama.session(**options) as session:
+        while at < n_lines:
+            session.clear()
+            session.decode_batch([(0, ids(40), "last"), (1, ids(30, 1), "last")])
+            session.decode_batch([(0, [5], "last"), (1, [6], "last")])
+            n_lines, left = 0, at
+
+            def trace(frame: Any, event: str, _: object) -> Any:
+                nonlocal n_lines, left
+                if frame.f_globals.get("__name__") not in files or left < 0:
+                    return None
+                if event == "line":
+                    n_lines, left = n_lines + 1, left - 1
+                    if left < 0:
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                CHANGES[change](session)
+            except KeyboardInterrupt:
+                n_lines += 1
+            finally:
+                sys.settrace(before)
+            agree(session)
+            at += 1 + n_lines // 30  # of many lines some
+    assert at >= 5
+
+
+def agree(session: Session) -> None:
+    """Check that cells and tokens say the same."""
+    (cache,) = session._memory.caches
+    for seq_id in range(session.n_seq_max):
+        stream, row = cache.stream_row(seq_id)
+        cells = cache.cells[stream]
+        assert list(range(session.n_past(seq_id))) == sorted(cells.pos[cells.has[row]].tolist())
+    for cells in cache.cells:
+        used = np.flatnonzero(cells.pos >= 0)
+        assert used.tolist() == np.flatnonzero(cells.has.any(axis=0)).tolist()
+        assert len(used) == cells.used
+        assert not len(used) or used[-1] < cells.end
+
+
 @pytest.mark.parametrize("pooling", [None, "mean"])
 def test_a_stopped_embedding_leaves_its_sequence_empty(
     pooling: Any, llama: Model, monkeypatch: pytest.MonkeyPatch

@@ -304,6 +304,12 @@ def test_recurrent_models_are_refused(tiny: Callable[..., Path], llama: Model) -
             llama.generate(PROMPT, draft=lfm2)
 
 
+def test_drafts_without_logits_are_refused(tiny: Callable[..., Path], llama: Model) -> None:
+    """Before anything is computed, not with the first guess."""
+    with Model.load(tiny("bert")) as bert, pytest.raises(UnsupportedArchitectureError, match="give no logits"):
+        llama.stream_generate(PROMPT, draft=bert)
+
+
 def test_another_vocabulary_is_refused(llama: Model, smollm2_path: Path) -> None:
     """The error says how the vocabularies differ."""
     with Model.load(smollm2_path) as smollm2, pytest.raises(ValueError, match="its vocabulary has 49152 tokens"):
