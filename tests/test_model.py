@@ -650,7 +650,7 @@ def test_a_session_outlives_its_model_and_can_be_saved(tiny: Tiny, tmp_path: Pat
         ({"session": 3}, ValueError, "^session: expected a Session, got 3"),
         ({"cancel": 3}, ValueError, "^cancel: expected a threading.Event, got 3"),
         ({"temprature": 1}, TypeError, r"^temprature: an unexpected keyword argument \(did you mean temperature\?\)"),
-        ({"n_ctx": 512}, TypeError, r"^n_ctx: .* an option of Model.session"),
+        ({"n_ctx": 512}, TypeError, r"^n_ctx: .*\(an option of Model.session"),
         ({"zzz": 1}, TypeError, "^zzz: an unexpected keyword argument$"),
     ],
 )
