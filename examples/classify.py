@@ -1,11 +1,12 @@
 """Classify texts by the log-probabilities of their labels: no training, no sampling, all texts in one call.
 
-Usage: python examples/classify.py [PATH]
+Usage: python examples/classify.py [NAME_OR_PATH]
 """
 
 import math
 import sys
 from itertools import product
+from pathlib import Path
 
 import ggufpy
 
@@ -14,7 +15,9 @@ REVIEWS = ["A wonderful film, I laughed and cried.", "Dull, slow and far too lon
 EXAMPLES = "Review: I loved every minute.\nSentiment: positive\n\nReview: A waste of money.\nSentiment: negative\n\n"
 
 prompts = [f"{EXAMPLES}Review: {review}\nSentiment:" for review in REVIEWS]
-with ggufpy.Model.load(sys.argv[1]) if sys.argv[1:] else ggufpy.Model.from_pretrained("smollm2-135m-instruct") as model:
+name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+load = ggufpy.Model.load if Path(name).exists() else ggufpy.Model.from_pretrained
+with load(name) as model:
     pairs = list(product(prompts, LABELS))  # what prompts share is computed once, and a prompt once for all labels
     scores = iter(model.score([prompt for prompt, _ in pairs], [label for _, label in pairs]))
     for review in REVIEWS:

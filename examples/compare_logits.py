@@ -8,6 +8,8 @@ import sys
 from ggufpy import Model
 from ggufpy.reference import compare_model, read_dump
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 path, dump_path = sys.argv[1:]
 dump = read_dump(dump_path)
 with Model.load(path) as model:

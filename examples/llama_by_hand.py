@@ -1,7 +1,7 @@
 """The llama graph, node by node, for people who want to understand it: no cache, no session, one prompt.
 
 Shapes are in ggml order, the contiguous dimension first. The real thing, with a cache and every option, is
-ggufpy/arch/decoder.py. Usage: python examples/llama_by_hand.py [FILE]
+ggufpy/arch/decoder.py. Usage: python examples/llama_by_hand.py [FILE of architecture llama]
 """
 
 import math

@@ -419,6 +419,8 @@ class Model:
         from ggufpy import engine
 
         self._check_can_continue(session)
+        if not (cancel is None or isinstance(cancel, threading.Event)):
+            raise ValueError(f"cancel: expected a threading.Event, got {cancel!r:.60}")
         drafting = None if draft is None else self._drafting(draft)
         ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
         n_seq = min(len(ids) * params.n, integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
@@ -622,6 +624,8 @@ class Model:
                 f"{self._config.architecture} models see all of a text at once and do not continue one: see the "
                 "methods of Session"
             )
+        if session is not None and not hasattr(session, "decode_batch"):
+            raise ValueError(f"session: expected a Session, got {session!r:.60}")
         if isinstance(session, Session) and session._weights is not self._weights:
             raise ValueError(f"session: expected one of this model, got {session!r:.60} of another")
 
@@ -633,7 +637,7 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._weights is None else f"{len(self._weights)} tensors"
+        state = "closed" if self._weights is None else f"{len(self._file.tensors)} tensors"
         return f"<Model {self._config.architecture} {self._file.path.name!r}: {state}>"
 
 
@@ -685,7 +689,20 @@ def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Samp
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValueError(f"params: expected SamplingParams, got {params!r:.60}")
+    names = [field.name for field in dataclasses.fields(params)]
+    if unknown := [name for name in overrides if name not in names]:
+        raise TypeError(f"{unknown[0]}: an unexpected keyword argument{_hint(unknown[0], names)}")
     return dataclasses.replace(params, **overrides)
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    """Say what a keyword that is no parameter may have been meant for."""
+    from difflib import get_close_matches
+
+    if name in {field.name for field in dataclasses.fields(SessionOptions)}:
+        return " (an option of Model.session: open one and pass it as session=)"
+    near = get_close_matches(name, names, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _closing(session: Session, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:

@@ -642,3 +642,20 @@ def test_a_session_outlives_its_model_and_can_be_saved(tiny: Tiny, tmp_path: Pat
     with Model.load(tiny("llama")) as again, again.session(n_ctx=256, n_threads=1) as session:
         session.load(tmp_path / "held")
         assert [5, 6, 7] == session.tokens()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"session": 3}, ValueError, "^session: expected a Session, got 3"),
+        ({"cancel": 3}, ValueError, "^cancel: expected a threading.Event, got 3"),
+        ({"temprature": 1}, TypeError, r"^temprature: an unexpected keyword argument \(did you mean temperature\?\)"),
+        ({"n_ctx": 512}, TypeError, r"^n_ctx: .*\(an option of Model.session"),
+        ({"zzz": 1}, TypeError, "^zzz: an unexpected keyword argument$"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exception], named: str, llama: Model) -> None:
+    """Before anything is computed, with what was probably meant."""
+    for call in (llama.generate, llama.stream_generate):
+        with pytest.raises(error, match=named):
+            call([5, 6], **options)
