@@ -678,8 +678,10 @@ class Session:
             with self._changing(seq_ids):
                 if seq_id is None:
                     self._memory.clear()
+                else:
+                    self._memory.trim(seq_ids[0], 0)
                 for each in seq_ids:
-                    self._drop(each)
+                    self._tokens[each].clear()
 
     def check_shift(self) -> None:
         """Check that sequences can be shifted, whatever they come to hold.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ggufpy import hub
+from ggufpy import Model, hub
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +38,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[label]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def llama(tiny: Callable[..., Path]) -> Iterator[Model]:
+    """A tiny llama, loaded once for each file of tests."""
+    with Model.load(tiny("llama")) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Iterator[Model]:
+    """SmolLM2, loaded once for each file of tests."""
+    with Model.load(smollm2_path) as model:
+        yield model

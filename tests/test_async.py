@@ -7,7 +7,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ TEXTS = ["the an", "in on it", "a", "where is the rain", "0123", "on the rock, i
 MESSAGES = [{"role": "user", "content": "the rain"}]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ extra }}{% endfor %}"
 CHAT: dict[str, Any] = {"chat_template": TEMPLATE, "chat_template_kwargs": {"extra": "abc"}, **FIXED}
-
-
-@pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:

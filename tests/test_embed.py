@@ -30,12 +30,6 @@ LIVE = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason=
 
 
 @pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def bert(tiny: Tiny) -> Iterator[Model]:
     with Model.load(tiny("bert")) as model:
         yield model

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +33,6 @@ from ggufpy.session import SessionOptions
 
 Tiny = Callable[..., Path]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16}
-
-
-@pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def smollm2(smollm2_path: Path) -> Iterator[Model]:
-    with Model.load(smollm2_path) as model:
-        yield model
 
 
 def answer(completion: Completion) -> tuple[list[int], str, str]:

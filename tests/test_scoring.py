@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +72,6 @@ def check_scores(model: Model, pairs: Sequence[tuple[list[int], list[int]]], fou
         assert score.logprobs == pytest.approx(logprobs, abs=1e-3)
         assert score.sum == pytest.approx(math.fsum(score.logprobs))
         assert score.is_greedy == is_greedy
-
-
-@pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def smollm2(smollm2_path: Path) -> Iterator[Model]:
-    with Model.load(smollm2_path) as model:
-        yield model
 
 
 # --------------------------------------------------------------------------------------------- log-probabilities

@@ -27,12 +27,6 @@ STREAMS = pytest.mark.parametrize("unified", [False, True], ids=["streams", "uni
 
 
 @pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def windowed(tiny: Tiny) -> Iterator[Model]:
     """Two layers with a window of 16 and one without."""
     with Model.load(tiny("gemma3", n_swa=16, n_layer=3, swa_pattern=3)) as model:

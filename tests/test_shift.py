@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,6 @@ WINDOWED: dict[str, Any] = {"n_swa": 16, "n_layer": 3, "swa_pattern": 3}
 LONG: dict[str, Any] = {"rope_attn_factor": 1.2, "n_ctx_orig_yarn": 64}
 YARN: dict[str, Any] = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "n_ctx_orig_yarn": 64}
 Q8: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0"}
-
-
-@pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[Model]:
-    with Model.load(tiny("llama")) as model:
-        yield model
 
 
 def open_session(model: Model, **options: Any) -> Session:

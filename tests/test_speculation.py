@@ -127,12 +127,6 @@ def test_options_out_of_range(make: Callable[[], object], name: str) -> None:
 # -------------------------------------------------------------------------------------------- nothing is changed
 
 
-@pytest.fixture
-def llama(tiny: Callable[..., Path]) -> Any:
-    with Model.load(tiny("llama")) as model:
-        yield model
-
-
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2", "gpt2", "phi3"])
 @pytest.mark.parametrize("repack", [False, True], ids=["mapped", "repacked"])
 def test_greedy_answers_are_the_same(tiny: Callable[..., Path], arch: str, repack: bool) -> None:

@@ -58,10 +58,13 @@ def open_session(model: Model, args: Namespace, **defaults: Any) -> Session:
 @contextlib.contextmanager
 def drafting(args: Namespace) -> Iterator[Drafting | None]:
     """Give the way of guessing ahead that the options ask for, if they do."""
+    if args.draft is None and not args.prompt_lookup:
+        yield None
+        return
     from ggufpy.speculation import DraftModel, PromptLookup
 
     if args.draft is None:
-        yield PromptLookup() if args.prompt_lookup else None
+        yield PromptLookup()
         return
     with load(find(args.draft), args) as small:
         yield DraftModel(small, **given(args, ("n_threads", "n_threads_batch")))
