@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -867,6 +868,7 @@ def test_another_thread_cancels_a_prompt_in_the_middle(smollm2_path: Path) -> No
 
 def test_a_cache_in_a_file_gives_the_same_bits(llama: Model, windowed: Model, tmp_path: Path) -> None:
     """The file has no name, is mapped, and goes with the session."""
+    gc.collect()  # what earlier tests left open must not be closed in between
     n_files = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
     for model in (llama, windowed):
         with model.session(**SMALL, n_seq_max=2, kv_cache_dir=tmp_path) as session:
