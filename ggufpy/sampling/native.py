@@ -1,0 +1,80 @@
+"""The inner loops of sampling in C (`_ffi/sampling.c`): the largest values, exponentials, sums one after another.
+
+Owns the arrays that C reads and writes. Does not own what the numbers mean (filters.py, draws.py).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Floats", "Ids", "at_least", "divided", "exponentials", "k_largest", "reach", "softmax", "total", "where_falls",
+]  # fmt: skip
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    from ggufpy._ffi.lib import C, ffi  # only here: parameters are made and checked without it
+
+    return C, ffi.from_buffer
+
+
+def _c_floats(values: Floats) -> Any:
+    return _compiled()[1]("float[]", np.ascontiguousarray(values, np.float32))
+
+
+def k_largest(values: Floats, k: int) -> Ids:
+    """Return the places of the k largest values, k at most all, largest first and lowest place first among equals."""
+    C, from_buffer = _compiled()  # noqa: N806
+    places = np.empty(k, np.int64)
+    C.ggufpy_largest(_c_floats(values), values.size, k, from_buffer("int64_t[]", places))
+    return places
+
+
+def exponentials(logits: Floats, peak: float) -> Floats:
+    """Return exp(logit - peak) of each, rounded once to float32."""
+    result = np.empty(logits.size, np.float32)
+    _compiled()[0].ggufpy_exponentials(_c_floats(logits), logits.size, peak, _c_floats(result))
+    return result
+
+
+def softmax(logits: Floats, peak: float) -> Floats:
+    """Return the `exponentials` divided by their `total`."""
+    result = np.empty(logits.size, np.float32)
+    _compiled()[0].ggufpy_softmax(_c_floats(logits), logits.size, peak, _c_floats(result))
+    return result
+
+
+def divided(logits: Floats, peak: float, divisor: float) -> Floats:
+    """Return the logits, the peak being the largest, divided; where that overflows, what they are less than it."""
+    result = np.empty(logits.size, np.float32)
+    _compiled()[0].ggufpy_divide(_c_floats(logits), logits.size, peak, divisor, _c_floats(result))
+    return result
+
+
+def total(values: Floats) -> np.float32:
+    """Return the sum in float32, one added after another; 0 of nothing."""
+    added: float = _compiled()[0].ggufpy_sum(_c_floats(values), values.size)
+    return np.float32(added)
+
+
+def reach(shares: Floats, enough: float, *, exceed: bool = False) -> int:
+    """Return how many shares reach, or exceed, enough; one more than there are where all together do not."""
+    return int(_compiled()[0].ggufpy_reach(_c_floats(shares), shares.size, enough, exceed))
+
+
+def at_least(logits: Floats, peak: float, share: float) -> int:
+    """Return how many logits, the largest first, are at least `share` times as probable as that, the peak."""
+    return int(_compiled()[0].ggufpy_at_least(_c_floats(logits), logits.size, peak, share))
+
+
+def where_falls(weights: Floats, u: float) -> int:
+    """Return the place that u, from 0 to 1, falls on when the weights, summed as doubles, lie side by side."""
+    return int(_compiled()[0].ggufpy_where_falls(_c_floats(weights), weights.size, u))
