@@ -130,3 +130,24 @@ static int64_t ggufpy_where_falls(const float * weights, int64_t n, double u) {
     }
     return n - 1;
 }
+
+/* top_k, top_p, min_p, temperature and a draw; the row has a largest logit, which is finite. `places` and the rest have
+   room for k, which is at most n. */
+static int64_t ggufpy_draw_likeliest(const float * row, int64_t n, int64_t k, float top_p, float min_p, float temperature,
+                                     double u, int64_t * places, float * logits, float * weights) {
+    ggufpy_largest(row, n, k, places);
+    for (int64_t i = 0; i < k; i++) {
+        logits[i] = row[places[i]];
+    }
+    if (top_p < 1) {
+        ggufpy_softmax(logits, k, logits[0], weights);
+        int64_t kept = ggufpy_reach(weights, k, top_p, false);
+        k = kept < k ? kept : k;
+    }
+    if (min_p > 0) {
+        k = ggufpy_at_least(logits, k, logits[0], min_p);
+    }
+    ggufpy_divide(logits, k, logits[0], temperature, logits);
+    ggufpy_exponentials(logits, k, logits[0], weights);
+    return places[ggufpy_where_falls(weights, k, u)];
+}
