@@ -86,6 +86,25 @@ static float ggufpy_sum(const float * values, int64_t n) {
     return sum;
 }
 
+/* The standard deviation of the logits above -inf. */
+static float ggufpy_deviation(const float * logits, int64_t n) {
+    float sum = 0, squares = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (logits[i] > -INFINITY) {
+            sum += logits[i];
+            count++;
+        }
+    }
+    float mean = sum / (float) count;
+    for (int64_t i = 0; i < n; i++) {
+        if (logits[i] > -INFINITY) {
+            squares += (logits[i] - mean) * (logits[i] - mean);
+        }
+    }
+    return sqrtf(squares / (float) count);
+}
+
 static void ggufpy_softmax(const float * logits, int64_t n, float peak, float * result) {
     ggufpy_exponentials(logits, n, peak, result);
     float sum = ggufpy_sum(result, n);

@@ -185,7 +185,7 @@ def _xtc_now_and_then(p: SamplingParams, random: Random) -> Filter:
 def _choose(p: SamplingParams, seed: int, n_vocab: int, stages: tuple[Filter, ...]) -> RowChoice:
     """Return what takes a token of a row: the stages and a choice, in one call of C where they are the usual few."""
     usual = all(getattr(stage, "func", None) in _IN_ONE_CALL for stage in stages)
-    if usual and 0 < p.top_k <= 256 and not p.mirostat and p.adaptive_target < 0:
+    if usual and 0 < p.top_k <= 1024 and not p.mirostat and p.adaptive_target < 0:
         together = LikeliestDraw(n_vocab, p.top_k, p.top_p, p.min_p, p.temperature)
         random = Random(seed)
         return lambda row: together.choose(row, random.double())

@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from ggufpy.sampling.native import Floats, Ids, at_least, divided, exponentials, k_largest, reach, softmax, total
+from ggufpy.sampling.native import (
+    Floats,
+    Ids,
+    at_least,
+    deviation,
+    divided,
+    exponentials,
+    k_largest,
+    reach,
+    softmax,
+    total,
+)
 
 __all__ = [
     "NEG_INF",
@@ -74,13 +85,8 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
     """
     if (width := np.float32(n)) <= 0 or c.ids.size < 2:
         return c
-    possible = c.logits if c.logits.min() > NEG_INF else c.logits[c.logits > NEG_INF]
-    count = np.float32(possible.size)
-    squares = possible - total(possible) / count
-    squares *= squares
-    deviation = np.sqrt(total(squares) / count)
     with np.errstate(over="ignore"):
-        floor = c.logits.max() - width * deviation
+        floor = c.logits.max() - width * deviation(c.logits)
     return Candidates(c.ids, np.where(c.logits < floor, NEG_INF, c.logits), c.ordered)
 
 

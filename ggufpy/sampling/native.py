@@ -12,9 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Floats", "Ids", "LikeliestDraw", "at_least", "divided", "exponentials", "k_largest", "reach", "softmax", "total",
+    "Floats",
+    "Ids",
+    "LikeliestDraw",
+    "at_least",
+    "deviation",
+    "divided",
+    "exponentials",
+    "k_largest",
+    "reach",
+    "softmax",
+    "total",
     "where_falls",
-]  # fmt: skip
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -84,6 +94,12 @@ def total(values: Floats) -> np.float32:
     """Return the sum in float32, one added after another; 0 of nothing."""
     added: np.float32 = np.float32(_compiled()[0].ggufpy_sum(_c_floats(values), values.size))
     return added
+
+
+def deviation(logits: Floats) -> np.float32:
+    """Return the standard deviation of the logits above -inf, its two sums as `total` adds."""
+    found: np.float32 = np.float32(_compiled()[0].ggufpy_deviation(_c_floats(logits), logits.size))
+    return found
 
 
 def reach(shares: Floats, enough: float, *, exceed: bool = False) -> int:

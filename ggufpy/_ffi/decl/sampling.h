@@ -3,6 +3,7 @@ void ggufpy_largest(const float * values, int64_t n, int64_t k, int64_t * places
 void ggufpy_exponentials(const float * logits, int64_t n, float peak, float * result);
 void ggufpy_divide(const float * logits, int64_t n, float peak, float divisor, float * result);
 float ggufpy_sum(const float * values, int64_t n);
+float ggufpy_deviation(const float * logits, int64_t n);
 void ggufpy_softmax(const float * logits, int64_t n, float peak, float * result);
 int64_t ggufpy_reach(const float * shares, int64_t n, float enough, bool exceed);
 int64_t ggufpy_at_least(const float * logits, int64_t n, float peak, float share);
