@@ -384,6 +384,38 @@ def test_the_tile_configuration_is_stored(tmp_path: Path, language: str) -> None
     assert re.search(r"movb\s+\$90,", done.stdout)
 
 
+# --- long runs ---
+
+
+def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
+    """Whatever the numbers, threads that take chunks in turn take each of them once, and mostly neighbours."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("needs gcc")
+    source, program = tmp_path / "runs.c", tmp_path / "runs"
+    source.write_text(
+        "#include <stdio.h>\n"
+        "int main(void) {\n"
+        '    for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)\n'
+        '        printf("%d ", (int) ggufpy_in_runs(i, n, t));\n'
+        '    for (int c = 1; c <= 2; c++) printf("%d %d\\n", (int) ggufpy_n_chunks(6400, c, 64, 8), '
+        "(int) ggufpy_n_chunks(129, c, 64, 8));\n"
+        "    return 0;\n"
+        "}\n"
+    )
+    header = ROOT / "vendor" / "ggml" / "runs.h"
+    subprocess.run([gcc, "-Wall", "-Werror", "-include", str(header), str(source), "-o", str(program)], check=True)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    sizes = [(t, n) for t in range(1, 10) for n in range(41)]
+    for (n_threads, n), line in zip(sizes, lines, strict=False):
+        taken = [int(number) for number in line.split()]
+        assert list(range(n)) == sorted(taken)
+        for thread in range(n_threads):
+            own = taken[thread::n_threads]
+            assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
+    assert ["32 3", "100 3"] == lines[len(sizes) :]
+
+
 # --- declarations ---
 
 

@@ -1,0 +1,26 @@
+/* Lets each thread read a product's rows in long runs. ggml cuts the rows into chunks, many of them for a vector, and
+   threads take the next one in turn: each jumps over what the others read, and where memory is far away half of its
+   time is spent on jumps. What a product is does not depend on who computes which rows, so no bit changes.
+   Force-included into the copies that CMakeLists.txt makes of ggml's files. */
+
+#ifndef GGUFPY_RUNS_H
+#define GGUFPY_RUNS_H
+
+#include <stdint.h>
+
+enum { GGUFPY_CHUNKS_PER_THREAD = 4 }; /* so that a thread that is late, or on a slower core, leaves some to others */
+
+/* Returns how many chunks of `chunk_size` rows there are; for one column no more than threads need to share them. */
+static inline int64_t ggufpy_n_chunks(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
+    const int64_t n = (n_rows + chunk_size - 1) / chunk_size, most = GGUFPY_CHUNKS_PER_THREAD * n_threads;
+    return n_columns == 1 && n > most ? most : n;
+}
+
+/* Returns which of n chunks is taken i-th: they lie in as many runs as there are threads, which take from them in turn,
+   so that threads of one speed each go through their own run. */
+static inline int64_t ggufpy_in_runs(int64_t i, int64_t n, int64_t n_threads) {
+    const int64_t run = i % n_threads, longer = n % n_threads;
+    return run * (n / n_threads) + (run < longer ? run : longer) + i / n_threads;
+}
+
+#endif
