@@ -398,8 +398,9 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         "int main(void) {\n"
         '    for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)\n'
         '        printf("%d ", (int) ggufpy_in_runs(i, n, t));\n'
-        '    for (int c = 1; c <= 2; c++) printf("%d %d\\n", (int) ggufpy_n_chunks(6400, c, 64, 8), '
-        "(int) ggufpy_n_chunks(129, c, 64, 8));\n"
+        "    const int rows[] = {129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17};\n"
+        '    for (int c = 0; c < 4; c++, puts("")) for (int r = 0; r < 5; r++)\n'
+        '        printf("%d ", (int) ggufpy_n_chunks(rows[r], columns[c], c ? 16 : 64, 2));\n'
         "    return 0;\n"
         "}\n"
     )
@@ -413,7 +414,8 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         for thread in range(n_threads):
             own = taken[thread::n_threads]
             assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
-    assert ["32 3", "100 3"] == lines[len(sizes) :]
+    few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread
+    assert ["3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
 
 
 # --- declarations ---

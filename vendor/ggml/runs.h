@@ -8,12 +8,27 @@
 
 #include <stdint.h>
 
-enum { GGUFPY_CHUNKS_PER_THREAD = 4 }; /* so that a thread that is late, or on a slower core, leaves some to others */
+enum {
+    GGUFPY_CHUNKS_PER_THREAD = 4, /* so that a thread that is late, or on a slower core, leaves some to others */
+    GGUFPY_FEW_COLUMNS = 16,      /* with more, computing takes longer than reading */
+};
 
-/* Returns how many chunks of `chunk_size` rows there are; for one column no more than threads need to share them. */
+/* Returns into how many chunks to cut rows that ggml would cut into chunks of `chunk_size`. For few columns they are no
+   more than threads need to share them: of one column's any number, else of whole chunks, whose size may choose kernels. */
 static inline int64_t ggufpy_n_chunks(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
-    const int64_t n = (n_rows + chunk_size - 1) / chunk_size, most = GGUFPY_CHUNKS_PER_THREAD * n_threads;
-    return n_columns == 1 && n > most ? most : n;
+    const int64_t n = (n_rows + chunk_size - 1) / chunk_size, enough = GGUFPY_CHUNKS_PER_THREAD * n_threads;
+    if (n_columns > GGUFPY_FEW_COLUMNS || n <= enough) {
+        return n;
+    }
+    if (n_columns == 1) {
+        return enough;
+    }
+    for (int64_t fewer = enough; fewer < n && fewer <= 4 * enough && n_rows % chunk_size == 0; fewer += n_threads) {
+        if (n % fewer == 0) {
+            return fewer;
+        }
+    }
+    return n;
 }
 
 /* Returns which of n chunks is taken i-th: they lie in as many runs as there are threads, which take from them in turn,
