@@ -397,7 +397,9 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         "#include <stdio.h>\n"
         "int main(void) {\n"
         '    for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)\n'
-        '        printf("%d ", (int) ggufpy_in_runs(i, n, t));\n'
+        '        printf("%d ", (int) ggufpy_in_runs(i, n, 1, t));\n'
+        '    for (int i = 0; i < 6; i++) printf("%d ", (int) ggufpy_in_runs(i, 3, 2, 2));\n'
+        '    puts("");\n'
         "    const int rows[] = {129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17};\n"
         '    for (int c = 0; c < 4; c++, puts("")) for (int r = 0; r < 5; r++)\n'
         '        printf("%d ", (int) ggufpy_n_chunks(rows[r], columns[c], c ? 16 : 64, 2));\n'
@@ -415,7 +417,7 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
             own = taken[thread::n_threads]
             assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
     few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread
-    assert ["3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
+    assert ["0 1 2 3 4 5 ", "3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
 
 
 # --- declarations ---

@@ -31,11 +31,15 @@ static inline int64_t ggufpy_n_chunks(int64_t n_rows, int64_t n_columns, int64_t
     return n;
 }
 
-/* Returns which of n chunks is taken i-th: they lie in as many runs as there are threads, which take from them in turn,
-   so that threads of one speed each go through their own run. */
-static inline int64_t ggufpy_in_runs(int64_t i, int64_t n, int64_t n_threads) {
-    const int64_t run = i % n_threads, longer = n % n_threads;
-    return run * (n / n_threads) + (run < longer ? run : longer) + i / n_threads;
+/* Returns which chunk of a product's rows and columns is taken i-th. Where columns are not divided the chunks lie in as
+   many runs as there are threads, which take from them in turn, so that threads of one speed each go through their own
+   run. Else ggml's order stays: threads that share columns need less of the rows each, which stays in their caches. */
+static inline int64_t ggufpy_in_runs(int64_t i, int64_t n_of_rows, int64_t n_of_columns, int64_t n_threads) {
+    const int64_t run = i % n_threads, longer = n_of_rows % n_threads;
+    if (n_of_columns > 1) {
+        return i;
+    }
+    return run * (n_of_rows / n_threads) + (run < longer ? run : longer) + i / n_threads;
 }
 
 #endif
