@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -57,11 +58,27 @@ def test_what_is_no_prompt_is_refused(prompt: Any, llama: Model) -> None:
         llama.stream_generate(prompt, **GREEDY)
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], (), np.zeros(0, int)], ids=repr)
+@pytest.mark.parametrize("prompt", ["", [[]], np.zeros(0, int)], ids=repr)
 def test_an_empty_prompt_has_nothing_to_continue(prompt: Any, llama: Model) -> None:
     """There are no logits to choose from."""
     with pytest.raises(SamplingError, match="the prompt has no tokens"):
         llama.generate(prompt, **GREEDY)
+
+
+@pytest.mark.parametrize("prompts", [[], ()], ids=repr)
+def test_a_list_of_no_prompts_has_no_answers(prompts: Any, llama: Model) -> None:
+    """As `embed` gives none of no texts."""
+    with llama.session() as session:
+        assert [] == llama.generate(prompts) == llama.generate(prompts, session=session, n=2)
+    assert [] == list(llama.stream_generate(prompts)) == asyncio.run(llama.agenerate(prompts))
+
+
+def test_the_name_of_a_model_is_no_path() -> None:
+    """Who loads a named model by its name is told how; another missing file is just missing."""
+    with pytest.raises(FileNotFoundError, match="from_pretrained"):
+        Model.load("smollm2-135m-instruct")
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        Model.load("no-such-model")
 
 
 @pytest.mark.parametrize("token", [-1, 64, 2**31, 2**62])
