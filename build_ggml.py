@@ -60,7 +60,7 @@ STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
 
 # The options of CMake that build_info() reports: those that decide what code ggml consists of.
 REPORTED = re.compile(
-    r"CMAKE_BUILD_TYPE|CMAKE_CUDA_ARCHITECTURES|GGML_(BACKEND_DL|LLAMAFILE|OPENMP|LTO|BLAS|RPC|VULKAN|CUDA"
+    r"CMAKE_BUILD_TYPE|CMAKE_CUDA_ARCHITECTURES|GGUFPY_LONG_RUNS|GGML_(BACKEND_DL|LLAMAFILE|OPENMP|LTO|BLAS|RPC|VULKAN|CUDA"
     r"|CUDA_.*|CPU_(REPACK|ALL_VARIANTS|HBM|KLEIDIAI)|SSE42|AVX.*|BMI2|FMA|F16C|AMX_.*|SCHED_MAX_COPIES)"
 )
 

@@ -90,7 +90,7 @@ class Model:
             if not isinstance(value, bool):
                 raise ValueError(f"{name}: expected True or False, got {value!r:.60}")
         gpus = _gpus(devices, n_gpu_layers)
-        file = GGUFFile(path)
+        file = _open_file(path)
         try:
             if "general.architecture" not in file.metadata:
                 raise GGUFError(f"{file.path}: general.architecture: the key is missing")
@@ -423,8 +423,8 @@ class Model:
             raise ValueError(f"cancel: expected a threading.Event, got {cancel!r:.60}")
         drafting = None if draft is None else self._drafting(draft)
         ids = [self._encode(p) for p in ([prompt] if _is_single(prompt) else prompt)]  # type: ignore[arg-type]
-        n_seq = min(len(ids) * params.n, integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
-        own = self._session_for(n_seq, max(map(len, ids)), params.max_tokens) if session is None else None
+        n_seq = min(max(1, len(ids) * params.n), integer("max_num_seqs", max_num_seqs, 1, MAX_SEQUENCES))
+        own = self._session_for(n_seq, max(map(len, ids), default=0), params.max_tokens) if session is None else None
         used = cast(Session, session or own)
         seq_ids = range(min(n_seq, used.n_seq_max))
         try:
@@ -478,7 +478,7 @@ class Model:
         n_seq_max = min(max(scoring.MIN_SEQUENCES, 1 + 2 * len(pairs)), scoring.MAX_SEQUENCES)
         with self.session(**{"n_seq_max": n_seq_max, "kv_unified": True, **options}) as session:
             scores = scoring.score(session, pairs)
-        return scores[0] if _is_single(prompts) and _is_single(continuations) else scores
+        return scores[0] if _is_single(prompts, empty=True) and _is_single(continuations, empty=True) else scores
 
     def perplexity(
         self,
@@ -544,7 +544,7 @@ class Model:
             raise ValueError(f"pooling: expected None or one of {', '.join(_POOLINGS)}, got {pooling!r:.60}")
         if not isinstance(normalize, bool):
             raise ValueError(f"normalize: expected True or False, got {normalize!r:.60}")
-        single = _is_single(texts) and not (isinstance(texts, (list, tuple)) and not texts)
+        single = _is_single(texts)
         given = [cast(Prompt, texts)] if single else cast("Sequence[Prompt]", texts)
         ids = [self.tokenizer.encode(text) if isinstance(text, str) else self._encode(text) for text in given]
         with self._session_for_texts(ids, options) as session:
@@ -641,6 +641,17 @@ class Model:
         return f"<Model {self._config.architecture} {self._file.path.name!r}: {state}>"
 
 
+def _open_file(path: str | os.PathLike[str]) -> GGUFFile:
+    try:
+        return GGUFFile(path)
+    except FileNotFoundError as error:
+        from ggufpy import hub
+
+        if os.fspath(path) not in hub.NAMED_MODELS:
+            raise
+        raise FileNotFoundError(error.errno, "no such file: Model.from_pretrained takes names", path) from None
+
+
 def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Device]:
     """List the GPUs to use: none where no layer is to go there."""
     listed = devices() if chosen is None else list(chosen)
@@ -649,13 +660,13 @@ def _gpus(chosen: Sequence[Device] | None, n_gpu_layers: int | None) -> list[Dev
     return [] if n_gpu_layers == 0 else [device for device in listed if device.type == "gpu"]
 
 
-def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Tell one prompt (text or ids) from a list of them."""
+def _is_single(prompt: Prompt | Sequence[Prompt], *, empty: bool = False) -> bool:
+    """Tell one prompt (text or ids) from a list of them; `empty` says which of the two an empty list is."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim < 2
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return True
-    return not len(prompt) or isinstance(prompt[0], (int, float, np.number, np.bool_))
+    return isinstance(prompt[0], (int, float, np.number, np.bool_)) if len(prompt) else empty
 
 
 def _side_by_side(
@@ -664,14 +675,14 @@ def _side_by_side(
     """Pair prompts and continuations: one with one, or one of either with all of the other."""
     lists: list[list[Prompt]] = []
     for name, given in (("prompts", prompts), ("continuations", continuations)):
-        lists.append([cast(Prompt, given)] if _is_single(given) else list(cast("Sequence[Prompt]", given)))
+        lists.append([cast(Prompt, given)] if _is_single(given, empty=True) else list(cast("Sequence[Prompt]", given)))
         for i, one in enumerate(lists[-1]):
             if not isinstance(one, str):
                 integers(one, f"{name}[{i}]: expected text or a sequence of token ids")
     before, after = lists
-    if _is_single(prompts):
+    if _is_single(prompts, empty=True):
         before *= len(after)
-    elif _is_single(continuations):
+    elif _is_single(continuations, empty=True):
         after *= len(before)
     if len(before) != len(after):
         raise ValueError(f"continuations: expected {len(before)}, one for each prompt, got {len(after)}")

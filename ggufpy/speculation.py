@@ -54,7 +54,7 @@ class PromptLookup:
 
     Names are vLLM's; the method is A. Saxena's (Prompt Lookup Decoding, 2023). Guesses are 7 tokens long and get longer
     (15, 31, …) with the match: kernels take their rows by fours and eights, and on a CPU computing 8 tokens takes as
-    long as 4 one by one, so a guess has to be long and likely to gain. Raises ValueError for numbers out of range.
+    long as 5 or 6 one by one, so a guess has to be long and likely to gain. Raises ValueError for numbers out of range.
     """
 
     __slots__ = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")

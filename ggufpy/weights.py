@@ -81,6 +81,11 @@ class Weights(Mapping[str, Tensor]):
         return len(self._tensors)
 
     @property
+    def n_repacked(self) -> int:
+        """Return how many tensors kernels have in a layout of their own; ggml has none for some types."""
+        return sum(t.buffer is not None and t.buffer.type.is_packed for t in self._tensors.values())
+
+    @property
     def nbytes_copied(self) -> int:
         """Return how many bytes lie outside the file's mapping."""
         return sum(buffer.size for buffer in self._buffers if not buffer.is_mapped)

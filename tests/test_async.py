@@ -94,7 +94,7 @@ def test_async_chats_give_the_same(llama: Model) -> None:
 def test_async_errors_are_the_callers(llama: Model) -> None:
     """What is wrong with a request is raised where it is awaited."""
     with pytest.raises(SamplingError, match="no tokens"):
-        run(llama.agenerate([], **FIXED))
+        run(llama.agenerate("", **FIXED))
     with pytest.raises(TypeError, match="temprature"):
         run(llama.agenerate("a", temprature=1))
     with pytest.raises(TemplateError, match="no chat template"):

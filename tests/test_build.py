@@ -384,6 +384,42 @@ def test_the_tile_configuration_is_stored(tmp_path: Path, language: str) -> None
     assert re.search(r"movb\s+\$90,", done.stdout)
 
 
+# --- long runs ---
+
+
+def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
+    """Whatever the numbers, threads that take chunks in turn take each of them once, and mostly neighbours."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("needs gcc")
+    source, program = tmp_path / "runs.c", tmp_path / "runs"
+    source.write_text(
+        "#include <stdio.h>\n"
+        "int main(void) {\n"
+        '    for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)\n'
+        '        printf("%d ", (int) ggufpy_in_runs(i, n, 1, t));\n'
+        '    for (int i = 0; i < 6; i++) printf("%d ", (int) ggufpy_in_runs(i, 3, 2, 2));\n'
+        '    puts("");\n'
+        "    const int rows[] = {129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17};\n"
+        '    for (int c = 0; c < 4; c++, puts("")) for (int r = 0; r < 5; r++)\n'
+        '        printf("%d ", (int) ggufpy_n_chunks(rows[r], columns[c], c ? 16 : 64, 2));\n'
+        "    return 0;\n"
+        "}\n"
+    )
+    header = ROOT / "vendor" / "ggml" / "runs.h"
+    subprocess.run([gcc, "-Wall", "-Werror", "-include", str(header), str(source), "-o", str(program)], check=True)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    sizes = [(t, n) for t in range(1, 10) for n in range(41)]
+    for (n_threads, n), line in zip(sizes, lines, strict=False):
+        taken = [int(number) for number in line.split()]
+        assert list(range(n)) == sorted(taken)
+        for thread in range(n_threads):
+            own = taken[thread::n_threads]
+            assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
+    few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread
+    assert ["0 1 2 3 4 5 ", "3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
+
+
 # --- declarations ---
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -383,3 +384,16 @@ def test_bench_measures(smollm2_path, run):
         assert 0 < speed["min"] <= speed["median"] <= speed["max"]
     assert found["load_s"] > 0
     assert os.name == "nt" or found["memory"]["peak"] > 10_000_000
+
+
+@pytest.mark.parametrize("type", ["q4_0", "q4_1"])
+def test_bench_says_how_many_tensors_were_repacked(type, tiny, run):
+    """Not every type has another layout: how many tensors got one is told."""
+    path = tiny("llama", type=type)
+    with Model.load(path, repack=True) as model:
+        n_tensors = len(model.weights)
+        n_repacked = sum(tensor.buffer.type.name not in ("CPU", "CPU_Mapped") for tensor in model.weights.values())
+    code, out, err = run("bench", path, "--n-prompt", 8, "--n-gen", 2, "--repetitions", 1, "--repack")
+    assert (code, err) == (0, "")
+    assert f", {n_repacked} of {n_tensors} tensors repacked\n" in out
+    assert n_repacked == 0 if type == "q4_1" else n_repacked > 0 or platform.machine() != "x86_64"

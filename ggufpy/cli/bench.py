@@ -65,6 +65,8 @@ def run(args: Namespace) -> int:
             "n_ctx": session.n_ctx,
             "flash_attn": session.options.flash_attn,
             "repack": getattr(args, "repack", False),
+            "n_tensors": len(model.weights),
+            "n_repacked": model.weights.n_repacked,
             "load_s": loaded - started,
             "first_decode_s": first - loaded,
             "tokens_per_s": {speed.name: speed.summary() for speed in speeds},
@@ -106,7 +108,8 @@ def _text(report: dict[str, Any], speeds: list[Speed]) -> str:
     if report["n_threads_batch"] != report["n_threads"]:
         threads += f" ({report['n_threads_batch']} for prefill)"
     attention = "flash attention" if report["flash_attn"] else "no flash attention"
-    weights = "repacked weights" if report["repack"] else "mapped weights"
+    packed = f"{report['n_repacked']} of {report['n_tensors']} tensors repacked"
+    weights = packed if report["repack"] else "mapped weights"
     lines = [f"{one_line(report['model'])} ({one_line(report['architecture'])}), {threads}, {attention}, {weights}", ""]
     lines += [
         table([("tokens a second", "median", "min", "max"), *(speed.row() for speed in speeds)], right=(1, 2, 3)),
