@@ -135,8 +135,9 @@ static int64_t ggufpy_at_least(const float * logits, int64_t n, float peak, floa
     return kept;
 }
 
-/* The place that u, from 0 to 1, falls on when the weights lie side by side. */
-static int64_t ggufpy_where_falls(const float * weights, int64_t n, double u) {
+/* The place that u, from 0 to 1, falls on when the logits' weights, of which it writes down each, lie side by side. */
+static int64_t ggufpy_draw(const float * logits, int64_t n, float peak, double u, float * weights) {
+    ggufpy_exponentials(logits, n, peak, weights);
     double sum = 0, running = 0;
     for (int64_t i = 0; i < n; i++) {
         sum += weights[i];
@@ -167,6 +168,5 @@ static int64_t ggufpy_draw_likeliest(const float * row, int64_t n, int64_t k, fl
         k = ggufpy_at_least(logits, k, logits[0], min_p);
     }
     ggufpy_divide(logits, k, logits[0], temperature, logits);
-    ggufpy_exponentials(logits, k, logits[0], weights);
-    return places[ggufpy_where_falls(weights, k, u)];
+    return places[ggufpy_draw(logits, k, logits[0], u, weights)];
 }

@@ -19,7 +19,6 @@ from ggufpy.sampling.native import (
     at_least,
     deviation,
     divided,
-    exponentials,
     k_largest,
     reach,
     softmax,
@@ -37,13 +36,13 @@ __all__ = [
     "largest",
     "logarithm",
     "min_p",
+    "peak",
     "probabilities",
     "temperature",
     "top_k",
     "top_n_sigma",
     "top_p",
     "typical_p",
-    "weights",
     "xtc",
 ]
 
@@ -123,7 +122,7 @@ def min_p(c: Candidates, p: float) -> Candidates:
     if (share := np.float32(p)) <= 0:
         return c
     if c.ordered:
-        return c.take(slice(at_least(c.logits, _peak(c), p)), ordered=True)
+        return c.take(slice(at_least(c.logits, peak(c), p)), ordered=True)
     best = c.logits.argmax()
     keep = c.logits >= c.logits[best] + np.float32(math.log(share))
     keep[best] = True
@@ -151,7 +150,7 @@ def temperature(c: Candidates, t: float) -> Candidates:
         best = c.logits.argmax()
         logits[best] = c.logits[best]
         return Candidates(c.ids, logits, c.ordered)
-    return Candidates(c.ids, divided(c.logits, _peak(c), divisor), c.ordered)
+    return Candidates(c.ids, divided(c.logits, peak(c), divisor), c.ordered)
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
@@ -175,15 +174,11 @@ def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float)
 
 def probabilities(c: Candidates) -> Floats:
     """Return the softmax of the candidates' logits, float32, in their order."""
-    return softmax(c.logits, _peak(c))
+    return softmax(c.logits, peak(c))
 
 
-def weights(c: Candidates) -> Floats:
-    """Return exp(logit - largest) of each candidate, rounded once to float32 as a good C library's expf does."""
-    return exponentials(c.logits, _peak(c))
-
-
-def _peak(c: Candidates) -> float:
+def peak(c: Candidates) -> float:
+    """Return the largest logit."""
     return c.logits.item(0) if c.ordered else c.logits.max().item()
 
 
@@ -221,14 +216,21 @@ def largest(values: Floats, k: int) -> Ids:
     k = min(k, values.size)
     if k <= 256:
         return k_largest(values, k)
+    if k == values.size:
+        return _descending(values)
     places = np.flatnonzero(values >= np.partition(values, -k)[-k])
-    # NumPy sorts integers fastest: value and place are packed into one.
-    bits = (values[places] + np.float32(0)).view(np.int32)  # adding makes -0 a plain 0
+    return places[_descending(values[places])[:k]]
+
+
+def _descending(values: Floats) -> Ids:
+    """Return the places of the values, largest first, lowest place first among equals."""
+    # A stable sort of floats is slow; value and place packed into one integer need none.
+    bits = (values + np.float32(0)).view(np.int32)  # adding makes -0 a plain 0
     bits ^= ~(bits >> 31) & np.int32(0x7FFFFFFF)  # read as unsigned it now grows as the value falls
     keys = bits.view(np.uint32).astype(np.uint64)
     keys <<= np.uint64(32)
-    keys |= places.astype(np.uint64)
+    keys |= np.arange(values.size, dtype=np.uint64)
     keys.sort()
     keys &= np.uint64(0xFFFFFFFF)
-    best: Ids = keys[:k].astype(np.intp)
-    return best
+    places: Ids = keys.astype(np.intp)
+    return places

@@ -18,12 +18,11 @@ __all__ = [
     "at_least",
     "deviation",
     "divided",
-    "exponentials",
+    "drawn",
     "k_largest",
     "reach",
     "softmax",
     "total",
-    "where_falls",
 ]
 
 Floats = NDArray[np.float32]
@@ -69,15 +68,8 @@ def k_largest(values: Floats, k: int) -> Ids:
     return places
 
 
-def exponentials(logits: Floats, peak: float) -> Floats:
-    """Return exp(logit - peak) of each, rounded once to float32."""
-    result = np.empty(logits.size, np.float32)
-    _compiled()[0].ggufpy_exponentials(_c_floats(logits), logits.size, peak, _c_floats(result))
-    return result
-
-
 def softmax(logits: Floats, peak: float) -> Floats:
-    """Return the `exponentials` divided by their `total`."""
+    """Return exp(logit - peak) of each, rounded once to float32, divided by their `total`."""
     result = np.empty(logits.size, np.float32)
     _compiled()[0].ggufpy_softmax(_c_floats(logits), logits.size, peak, _c_floats(result))
     return result
@@ -112,6 +104,7 @@ def at_least(logits: Floats, peak: float, share: float) -> int:
     return int(_compiled()[0].ggufpy_at_least(_c_floats(logits), logits.size, peak, share))
 
 
-def where_falls(weights: Floats, u: float) -> int:
-    """Return the place that u, from 0 to 1, falls on when the weights, summed as doubles, lie side by side."""
-    return int(_compiled()[0].ggufpy_where_falls(_c_floats(weights), weights.size, u))
+def drawn(logits: Floats, peak: float, u: float) -> int:
+    """Return the place that u, from 0 to 1, falls on when weights as `softmax` has, summed as doubles, lie in a row."""
+    weights = np.empty(logits.size, np.float32)
+    return int(_compiled()[0].ggufpy_draw(_c_floats(logits), logits.size, peak, u, _c_floats(weights)))
