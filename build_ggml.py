@@ -487,7 +487,7 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         extension.sources = [str(generated)]
         extension.include_dirs = [str(source / "include")]
         extension.library_dirs = [str(self._libraries)]
-        extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base"]
+        extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base", "m"]
         # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
         extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
         extension.extra_compile_args = [*STRICT, "-g0"]

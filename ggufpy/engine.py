@@ -132,10 +132,10 @@ class Request:
 
     def draft(self, n_max: int) -> list[int]:
         """Return what may follow the last token, at most n_max."""
-        n_max = min(n_max, self.generation.room - 1)  # the token chosen after the last draft needs room too
-        if self.drafter is None or n_max < 1:
+        if self.drafter is None:
             return []
-        return list(self.drafter.propose(self.generation.history, n_max))[:n_max]
+        n_max = min(n_max, self.generation.room - 1)  # the token chosen after the last draft needs room too
+        return [] if n_max < 1 else list(self.drafter.propose(self.generation.history, n_max))[:n_max]
 
 
 _writers: WeakKeyDictionary[Sequences, dict[int, object]] = WeakKeyDictionary()
@@ -177,6 +177,7 @@ class Engine:
     def __init__(self, session: Sequences, tokenizer: TextDecoder, seq_ids: range = range(1)) -> None:
         """Use these sequences of a session. What they hold is reused where a prompt begins with it, else dropped."""
         self._session, self._tokenizer, self._seq_ids = session, tokenizer, seq_ids
+        self._writers = _writers.setdefault(session, {})
         self._waiting: deque[Request] = deque()
         self._prompts: list[Request] = []  # those in computation
         self._running: list[Request] = []  # both by seq_id
@@ -238,9 +239,11 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free places to those who wait, the shorter prompts first: what is left of the longer are neighbours."""
+        if not self._waiting or self._crowded:
+            return
         taken = {request.seq_id for request in (*self._prompts, *self._running)}
         free = [seq_id for seq_id in self._seq_ids if seq_id not in taken]
-        if not self._waiting or not free or self._crowded:
+        if not free:
             return
         self._starting = not taken
         new = [self._waiting.popleft() for _ in range(min(len(free), len(self._waiting)))]
@@ -255,7 +258,7 @@ class Engine:
         session, prompt, last = self._session, request.prompt, len(request.prompt) - 1
         request.seq_id = seq_id
         request.generation.start()
-        _writers.setdefault(session, {})[seq_id] = request.ticket
+        self._writers[seq_id] = request.ticket
         self._keep(request)
         if request.generation.reads_prompt:
             return
@@ -311,7 +314,7 @@ class Engine:
             gap = next(seq_id for seq_id in range(running[0].seq_id, last.seq_id) if seq_id not in taken)
             self._session.fork(last.seq_id, gap)
             self._session.trim(last.seq_id, 0)
-            last.seq_id, _writers[self._session][gap] = gap, last.ticket
+            last.seq_id, self._writers[gap] = gap, last.ticket
             running.append(last)
             running.sort(key=lambda request: request.seq_id)
 
@@ -477,7 +480,7 @@ class Engine:
     def _check(self, request: Request) -> None:
         """Make sure that nobody else wrote to a sequence since the last step."""
         n_past = self._session.n_past(request.seq_id)
-        if n_past != request.n_past or _writers[self._session].get(request.seq_id) is not request.ticket:
+        if n_past != request.n_past or self._writers.get(request.seq_id) is not request.ticket:
             found = f"found {n_past}" if n_past != request.n_past else "found those of another prompt"
             raise GgufpyError(
                 f"sequence {request.seq_id} was changed while it was being generated: expected {request.n_past} "

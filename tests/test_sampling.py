@@ -14,6 +14,7 @@ import pytest
 from ggufpy.errors import GgufpyError, SamplingError
 from ggufpy.sampling import (
     Candidates,
+    Random,
     Sampler,
     SamplingParams,
     best_token,
@@ -255,6 +256,14 @@ def test_top_k_of_a_long_row_equals_a_stable_sort(n: int, k: int) -> None:
     assert np.array_equal(logits[expected], kept.logits)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_top_k_of_a_row_in_order(order: int) -> None:
+    """Neither a row that rises, where each value displaces another, nor one that falls is a special case."""
+    logits = np.sort(random_row(5000, seed=3))[::order]  # a view with steps backwards, for one
+    for k in (1, 31, 256, 257):
+        assert np.argsort(-logits, kind="stable")[:k].tolist() == top_k(candidates(logits), k).ids.tolist()
+
+
 @pytest.mark.parametrize("possible", [0, 3, 40, 41, 6000])
 def test_top_k_of_a_row_of_few_possible_tokens(possible: int) -> None:
     """Where fewer than k tokens are possible, impossible ones fill up to k, as in llama.cpp, lowest id first."""
@@ -283,6 +292,26 @@ def test_log_probabilities_are_those_of_the_whole_row() -> None:
     assert (17, order) == (found.token_id, [i for i, _ in found.top])
     assert pytest.approx([exact[17], *exact[order]], abs=1e-5) == [found.logprob, *(p for _, p in found.top)]
     assert () == token_logprob(logits, 17).top
+
+
+# ------------------------------------------------------------------------------------------- the chain in one call
+
+
+def test_the_usual_chain_in_one_call_is_its_stages_one_by_one() -> None:
+    """300 rows, of equal values, few possible tokens and huge logits too: the same token of each random number."""
+    for seed in range(300):
+        state = np.random.RandomState(seed)
+        n, k = int(state.choice([1, 2, 39, 40, 41, 300, 5000])), int(state.choice([1, 2, 40, 256]))
+        p, share = float(state.choice([0, 0.5, 0.95, 1])), float(state.choice([0, 0.05, 0.5, 1]))
+        t = float(state.choice([1e-44, 1e-8, 0.8, 1, 3]))
+        logits = np.round(random_row(n, seed), seed % 3) * np.float32(state.choice([0.1, 1, 1e37]))
+        logits[state.rand(n) < state.choice([0, 0.9])] = -np.inf
+        logits[state.randint(n)] = 0.5
+        sampler = Sampler(SamplingParams(temperature=t, top_k=k, top_p=p, min_p=share, seed=seed), n)
+        random = Random(seed)
+        for _ in range(5):
+            left = temperature(min_p(top_p(top_k(candidates(logits), k), p), share), t)
+            assert draw(left, random.double()) == sampler.sample(logits), f"seed {seed}"
 
 
 # ------------------------------------------------------------------------------------------- greedy, broken rows
@@ -314,6 +343,14 @@ CHAINS = [
     {"mirostat": 1}, {"mirostat": 2}, {"adaptive_target": 0.4}, {"typical_p": 0.9}, {"top_n_sigma": 2, "top_k": 0},
     {"xtc_probability": 1.0, "temperature": 0}, {"dynatemp_range": 0.7, "top_k": 0}, {"logit_bias": {0: 1.0, 2: -2.0}},
 ]  # fmt: skip
+
+
+def test_a_view_with_steps_is_a_row_too() -> None:
+    """Every second number of an array gives the tokens that a copy of them gives."""
+    logits = random_row(6000, seed=8)[::2]
+    for chain in CHAINS:
+        one, other = (Sampler(SamplingParams(**chain, seed=4), 3000) for _ in range(2))
+        assert one.sample(logits.copy(), [1, 2]) == other.sample(logits, [1, 2]), chain
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -1,4 +1,4 @@
-"""Turns decl/*.h, shim.c and tokenizer.c into the C source of the cffi module `ggufpy._ffi._ggml`.
+"""Turns decl/*.h, shim.c, tokenizer.c and sampling.c into the C source of the cffi module `ggufpy._ffi._ggml`.
 
 It owns the order of the declarations and what is compiled in. It does not compile: build_ggml.py does.
 Nothing here is imported at run time.
@@ -16,10 +16,10 @@ from cffi import FFI
 __all__ = ["MODULE", "TOPICS", "ffi_builder"]
 
 MODULE = "ggufpy._ffi._ggml"
-TOPICS = ("types", "misc", "tensor", "ops", "graph", "alloc", "backend", "sched", "shim", "tokenizer")
+TOPICS = ("types", "misc", "tensor", "ops", "graph", "alloc", "backend", "sched", "shim", "tokenizer", "sampling")
 
 _HERE = Path(__file__).parent
-_SOURCES = ("shim.c", "tokenizer.c")
+_SOURCES = ("shim.c", "tokenizer.c", "sampling.c")
 _PREAMBLE = """
 #include <math.h>
 #include <stdbool.h>

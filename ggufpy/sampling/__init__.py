@@ -8,7 +8,8 @@ Knows nothing of models, text or sessions: what a tokenizer has to say comes as 
     params.py   SamplingParams: names, defaults, checks          dry.py       DRY, and its sequence breakers
     rows.py     row → row: biases, bans, masks, penalties        targets.py   mirostat and adaptive-p, with a state
     filters.py  candidates → candidates: top_k … temperature     logprobs.py  what a chosen token's probability was
-    draws.py    std::mt19937 and what is drawn from it           chain.py     Sampler, which puts them together
+    draws.py    std::mt19937 and what is drawn from it           native.py    the loops of these that are C
+    chain.py    Sampler, which puts them together
 """
 
 from ggufpy.sampling.chain import Sampler

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggufpy.sampling.filters import Candidates, Floats, weights
+from ggufpy.sampling.filters import Candidates, Floats, peak
+from ggufpy.sampling.native import drawn
 
 __all__ = ["Random", "draw", "pick"]
 
@@ -35,8 +36,7 @@ class Random:
 
 def draw(c: Candidates, u: float) -> int:
     """Return the token that the uniform number u in (0, 1) falls on (llama_sampler_dist_apply)."""
-    running = np.cumsum(weights(c), dtype=np.float64)
-    return int(c.ids[min(int(running.searchsorted(running[-1] * u)), c.ids.size - 1)])
+    return c.ids.item(drawn(c.logits, peak(c), u))
 
 
 def pick(shares: Floats, random: Random) -> int:

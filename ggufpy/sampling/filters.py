@@ -12,7 +12,18 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ggufpy.sampling.native import (
+    Floats,
+    Ids,
+    at_least,
+    deviation,
+    divided,
+    k_largest,
+    reach,
+    softmax,
+    total,
+)
 
 __all__ = [
     "NEG_INF",
@@ -25,18 +36,15 @@ __all__ = [
     "largest",
     "logarithm",
     "min_p",
+    "peak",
     "probabilities",
     "temperature",
     "top_k",
     "top_n_sigma",
     "top_p",
     "typical_p",
-    "weights",
     "xtc",
 ]
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.intp]
 
 NEG_INF = np.float32(-np.inf)
 
@@ -76,13 +84,8 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
     """
     if (width := np.float32(n)) <= 0 or c.ids.size < 2:
         return c
-    possible = c.logits if c.logits.min() > NEG_INF else c.logits[c.logits > NEG_INF]
-    count = np.float32(possible.size)
-    squares = possible - np.cumsum(possible)[-1] / count
-    squares *= squares
-    deviation = np.sqrt(np.cumsum(squares)[-1] / count)
     with np.errstate(over="ignore"):
-        floor = c.logits.max() - width * deviation
+        floor = c.logits.max() - width * deviation(c.logits)
     return Candidates(c.ids, np.where(c.logits < floor, NEG_INF, c.logits), c.ordered)
 
 
@@ -98,32 +101,32 @@ def typical_p(c: Candidates, p: float) -> Candidates:
 
     From "Locally Typical Sampling" (arXiv:2202.00666). The nearest comes first, the likelier among equals.
     """
-    if (enough := np.float32(p)) >= 1:
+    if np.float32(p) >= 1:
         return c
     c = in_order(c)
     shares = probabilities(c)
     nearness = -np.abs(-logarithm(shares) - _entropy(shares))
-    return c.take(_until(shares, nearness, enough, "right"), ordered=False)
+    return c.take(_until(shares, nearness, p, exceed=True), ordered=False)
 
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """Keep the likeliest candidates until their probabilities reach p, at least one; p of 1 or more keeps all."""
-    if (enough := np.float32(p)) >= 1:
+    if np.float32(p) >= 1:
         return c
     shares = probabilities(c)
-    if c.ordered:
-        return c.take(slice(int(np.cumsum(shares).searchsorted(enough)) + 1), ordered=True)
-    return c.take(_until(shares, c.logits, enough, "left"), ordered=True)
+    return c.take(slice(reach(shares, p)) if c.ordered else _until(shares, c.logits, p), ordered=True)
 
 
 def min_p(c: Candidates, p: float) -> Candidates:
     """Keep candidates at least p times as probable as the likeliest, and always that one; p of 0 or less keeps all."""
     if (share := np.float32(p)) <= 0:
         return c
-    best = 0 if c.ordered else int(c.logits.argmax())
+    if c.ordered:
+        return c.take(slice(at_least(c.logits, peak(c), p)), ordered=True)
+    best = c.logits.argmax()
     keep = c.logits >= c.logits[best] + np.float32(math.log(share))
     keep[best] = True
-    return c.take(keep, ordered=c.ordered)
+    return c.take(keep, ordered=False)
 
 
 def xtc(c: Candidates, threshold: float) -> Candidates:
@@ -147,11 +150,7 @@ def temperature(c: Candidates, t: float) -> Candidates:
         best = c.logits.argmax()
         logits[best] = c.logits[best]
         return Candidates(c.ids, logits, c.ordered)
-    with np.errstate(over="ignore", invalid="ignore"):
-        logits = c.logits / divisor
-        if not np.isfinite(logits.max()):  # so cold that the quotient overflows: only differences matter
-            logits = (c.logits - c.logits.max()) / divisor
-    return Candidates(c.ids, logits, c.ordered)
+    return Candidates(c.ids, divided(c.logits, peak(c), divisor), c.ordered)
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
@@ -175,16 +174,12 @@ def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float)
 
 def probabilities(c: Candidates) -> Floats:
     """Return the softmax of the candidates' logits, float32, in their order."""
-    shares = weights(c)
-    shares /= np.cumsum(shares)[-1]  # the sequential float32 sum of llama_sampler_softmax_impl
-    return shares
+    return softmax(c.logits, peak(c))
 
 
-def weights(c: Candidates) -> Floats:
-    """Return exp(logit - largest) of each candidate, rounded once to float32 as a good C library's expf does."""
-    peak = c.logits[0] if c.ordered else c.logits.max()
-    parts: Floats = c.logits - peak
-    return np.exp(parts, out=parts, dtype=np.float64, casting="same_kind")
+def peak(c: Candidates) -> float:
+    """Return the largest logit."""
+    return c.logits.item(0) if c.ordered else c.logits.max().item()
 
 
 def logarithm(values: Any) -> Floats:
@@ -197,22 +192,20 @@ def logarithm(values: Any) -> Floats:
 def _entropy(shares: Floats) -> np.float32:
     """Return the mean surprise in nats, summed one after another; what is impossible does not count."""
     shares = shares[shares > 0]
-    entropy: np.float32 = np.cumsum(-shares * logarithm(shares))[-1]
-    return entropy
+    return total(-shares * logarithm(shares))
 
 
 def in_order(c: Candidates) -> Candidates:
     """Return the candidates likeliest first, lowest place first among equals."""
-    return c if c.ordered else c.take(_descending(c.logits), ordered=True)
+    return c if c.ordered else c.take(largest(c.logits, c.ids.size), ordered=True)
 
 
-def _until(shares: Floats, keys: Floats, enough: np.float32, side: Any) -> Ids:
-    """Return the places of the largest keys whose shares reach ("left") or exceed ("right") enough; else all places."""
+def _until(shares: Floats, keys: Floats, enough: float, *, exceed: bool = False) -> Ids:
+    """Return the places of the largest keys whose shares reach or exceed enough; else all places."""
     n = 256
     while True:
         order = largest(keys, n)
-        # The running sum is float32 and sequential, as llama.cpp's: at a boundary its last bit decides.
-        kept = int(np.cumsum(shares[order]).searchsorted(enough, side=side)) + 1
+        kept = reach(shares[order], enough, exceed=exceed)
         if kept <= order.size or n >= keys.size:
             return order[:kept]
         n *= 8
@@ -220,44 +213,17 @@ def _until(shares: Floats, keys: Floats, enough: np.float32, side: Any) -> Ids:
 
 def largest(values: Floats, k: int) -> Ids:
     """Return the places of the k largest values, largest first, lowest place first among equals."""
-    if k >= values.size:
+    k = min(k, values.size)
+    if k <= 256:
+        return k_largest(values, k)
+    if k == values.size:
         return _descending(values)
-    places = _contenders(values, k)
-    places = places[_descending(values[places])[:k]]
-    if places.size < k:
-        places = np.concatenate((places, np.flatnonzero(values == NEG_INF)[: k - places.size]))
-    return places
-
-
-def _contenders(values: Floats, k: int) -> Ids:
-    """Return, rising, the places of the k largest values and, in a long row, hardly any more; none of -inf.
-
-    A long row is cut into a grid. What k of its columns' largest reach is a floor under the k largest values, and only
-    columns that reach it are looked into: one pass over the row, and a little more.
-    """
-    columns = max(4096, 8 * k)
-    rows = values.size // columns
-    if rows < 4:
-        floor = np.partition(values, -k)[-k]
-        return np.flatnonzero(values >= floor if floor > NEG_INF else values > NEG_INF)
-    body = rows * columns
-    grid = values[:body].reshape(rows, columns)
-    tops = grid.max(axis=0)
-    floor = np.partition(tops, -k)[-k]
-    if floor == NEG_INF:
-        return np.flatnonzero(values > NEG_INF)
-    reach = np.flatnonzero(tops >= floor)
-    row, column = np.divmod(np.flatnonzero(grid.take(reach, axis=1) >= floor), reach.size)
-    places = row * columns + reach[column]
-    if body == values.size:
-        return places
-    return np.concatenate((places, body + np.flatnonzero(values[body:] >= floor)))
+    places = np.flatnonzero(values >= np.partition(values, -k)[-k])
+    return places[_descending(values[places])[:k]]
 
 
 def _descending(values: Floats) -> Ids:
     """Return the places of the values, largest first, lowest place first among equals."""
-    if values.size < 4096:
-        return np.argsort(-values, kind="stable")
     # A stable sort of floats is slow; value and place packed into one integer need none.
     bits = (values + np.float32(0)).view(np.int32)  # adding makes -0 a plain 0
     bits ^= ~(bits >> 31) & np.int32(0x7FFFFFFF)  # read as unsigned it now grows as the value falls

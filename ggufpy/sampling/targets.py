@@ -12,6 +12,7 @@ import numpy as np
 
 from ggufpy.sampling.draws import Random, pick
 from ggufpy.sampling.filters import NEG_INF, Candidates, Floats, in_order, logarithm, probabilities
+from ggufpy.sampling.native import total
 
 __all__ = ["AdaptiveP", "Mirostat", "MirostatV2"]
 
@@ -62,7 +63,7 @@ class Mirostat(MirostatV2):
             head = shares[: self._M]
             falls = logarithm(head[:-1] / head[1:])
             steps = self._STEPS[: falls.size]
-            exponent = _sum(steps * falls) / _sum(steps * steps)
+            exponent = total(steps * falls) / total(steps * steps)
             excess = exponent - _ONE
             kept = (excess * _power(np.float32(2), self._mu)) / (_ONE - _power(self._n_vocab, -excess))
             kept = _power(kept, _ONE / exponent)
@@ -94,12 +95,6 @@ class AdaptiveP:
         self._sum = shares[place] + self._decay * self._sum
         self._weight = _ONE + self._decay * self._weight
         return int(c.ids[place])
-
-
-def _sum(values: Floats) -> np.float32:
-    """Add one after another, in float32."""
-    total: np.float32 = np.cumsum(values)[-1] if values.size else np.float32(0)
-    return total
 
 
 def _log2(values: Floats) -> Floats:

@@ -1,0 +1,172 @@
+/* Owns the inner loops of sampling: the search of the largest values, exponentials, and sums one after another, as
+   llama.cpp's are: at a boundary their last bit decides. What they are for is said in ggufpy/sampling. Knows nothing of
+   ggml. */
+
+/* --- the largest values -------------------------------------------------------------------------------------- */
+
+/* A value and its place in one number: larger for a larger value, and among equals for a lower place. */
+static inline uint64_t ranked(float value, int64_t place) {
+    uint32_t bits;
+    value += 0.0f;  /* makes -0 a plain 0 */
+    memcpy(&bits, &value, sizeof bits);
+    bits ^= bits >> 31 ? 0xFFFFFFFFu : 0x80000000u;
+    return (uint64_t) bits << 32 | (0xFFFFFFFFu - (uint32_t) place);
+}
+
+static inline int64_t place_of(uint64_t rank) { return 0xFFFFFFFFu - (uint32_t) rank; }
+
+/* Puts a rank into a heap of n, the lowest on top, at `hole` or below. */
+static inline void sink(uint64_t * heap, int64_t n, int64_t hole, uint64_t rank) {
+    for (int64_t child; (child = 2 * hole + 1) < n; hole = child) {
+        child += child + 1 < n && heap[child + 1] < heap[child];
+        if (rank <= heap[child]) {
+            break;
+        }
+        heap[hole] = heap[child];
+    }
+    heap[hole] = rank;
+}
+
+/* The places of the k largest of n values, largest first, the lowest place first among equals; k <= n < 2^32. */
+static void ggufpy_largest(const float * values, int64_t n, int64_t k, int64_t * places) {
+    enum { BLOCK = 32 };  /* looked at together: hardly any holds a value that counts */
+    uint64_t * heap = (uint64_t *) places;
+    for (int64_t i = k - 1; i >= 0; i--) {
+        sink(heap, k, i, ranked(values[i], i));
+    }
+    for (int64_t i = k; k && i < n;) {
+        float floor = values[place_of(heap[0])];
+        int64_t end = i + BLOCK;
+        while (end <= n) {
+            int any = 0;
+            for (int j = 0; j < BLOCK; j++) {
+                any |= values[i + j] > floor;
+            }
+            if (any) {
+                break;
+            }
+            i = end;
+            end += BLOCK;
+        }
+        for (end = end < n ? end : n; i < end; i++) {
+            if (values[i] > values[place_of(heap[0])]) {
+                sink(heap, k, 0, ranked(values[i], i));
+            }
+        }
+    }
+    for (int64_t left = k - 1; left >= 0; left--) {  /* the lowest is the last */
+        uint64_t lowest = heap[0];
+        sink(heap, left, 0, heap[left]);
+        places[left] = place_of(lowest);
+    }
+}
+
+/* --- exponentials and sums ----------------------------------------------------------------------------------- */
+
+/* exp(logit - peak), rounded once, as a good C library's expf does. */
+static void ggufpy_exponentials(const float * logits, int64_t n, float peak, float * result) {
+    for (int64_t i = 0; i < n; i++) {
+        result[i] = (float) exp((double) (logits[i] - peak));
+    }
+}
+
+/* Logits, of which the largest is the peak, by a divisor; where that overflows only differences count. */
+static void ggufpy_divide(const float * logits, int64_t n, float peak, float divisor, float * result) {
+    float base = isfinite(peak / divisor) ? 0 : peak;
+    for (int64_t i = 0; i < n; i++) {
+        result[i] = (logits[i] - base) / divisor;
+    }
+}
+
+static float ggufpy_sum(const float * values, int64_t n) {
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += values[i];
+    }
+    return sum;
+}
+
+/* The standard deviation of the logits above -inf. */
+static float ggufpy_deviation(const float * logits, int64_t n) {
+    float sum = 0, squares = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (logits[i] > -INFINITY) {
+            sum += logits[i];
+            count++;
+        }
+    }
+    float mean = sum / (float) count;
+    for (int64_t i = 0; i < n; i++) {
+        if (logits[i] > -INFINITY) {
+            squares += (logits[i] - mean) * (logits[i] - mean);
+        }
+    }
+    return sqrtf(squares / (float) count);
+}
+
+static void ggufpy_softmax(const float * logits, int64_t n, float peak, float * result) {
+    ggufpy_exponentials(logits, n, peak, result);
+    float sum = ggufpy_sum(result, n);
+    for (int64_t i = 0; i < n; i++) {
+        result[i] /= sum;
+    }
+}
+
+/* How many shares reach, or exceed, `enough`; n + 1 where all together do not. */
+static int64_t ggufpy_reach(const float * shares, int64_t n, float enough, bool exceed) {
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += shares[i];
+        if (exceed ? sum > enough : sum >= enough) {
+            return i + 1;
+        }
+    }
+    return n + 1;
+}
+
+/* How many logits, the largest first, are at least `share` times as probable as that one, the peak; 1 or more. */
+static int64_t ggufpy_at_least(const float * logits, int64_t n, float peak, float share) {
+    float floor = peak + (float) log((double) share);
+    int64_t kept = 1;
+    while (kept < n && logits[kept] >= floor) {
+        kept++;
+    }
+    return kept;
+}
+
+/* The place that u, from 0 to 1, falls on when the logits' weights, of which it writes down each, lie side by side. */
+static int64_t ggufpy_draw(const float * logits, int64_t n, float peak, double u, float * weights) {
+    ggufpy_exponentials(logits, n, peak, weights);
+    double sum = 0, running = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += weights[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        running += weights[i];
+        if (running >= sum * u) {
+            return i;
+        }
+    }
+    return n - 1;
+}
+
+/* top_k, top_p, min_p, temperature and a draw; the row has a largest logit, which is finite. `places` and the rest have
+   room for k, which is at most n. */
+static int64_t ggufpy_draw_likeliest(const float * row, int64_t n, int64_t k, float top_p, float min_p, float temperature,
+                                     double u, int64_t * places, float * logits, float * weights) {
+    ggufpy_largest(row, n, k, places);
+    for (int64_t i = 0; i < k; i++) {
+        logits[i] = row[places[i]];
+    }
+    if (top_p < 1) {
+        ggufpy_softmax(logits, k, logits[0], weights);
+        int64_t kept = ggufpy_reach(weights, k, top_p, false);
+        k = kept < k ? kept : k;
+    }
+    if (min_p > 0) {
+        k = ggufpy_at_least(logits, k, logits[0], min_p);
+    }
+    ggufpy_divide(logits, k, logits[0], temperature, logits);
+    return places[ggufpy_draw(logits, k, logits[0], u, weights)];
+}
