@@ -1,7 +1,7 @@
 /* Lets each thread read a product's rows in long runs. ggml cuts the rows into chunks, many of them for a vector, and
    threads take the next one in turn: each jumps over what the others read, and where memory is far away half of its
    time is spent on jumps. What a product is does not depend on who computes which rows, so no bit changes.
-   Force-included into the copies that CMakeLists.txt makes of ggml's files. */
+   Called in the copies that CMakeLists.txt makes of ggml's files; force-included. */
 
 #ifndef GGUFPY_RUNS_H
 #define GGUFPY_RUNS_H
@@ -10,7 +10,7 @@
 
 enum {
     GGUFPY_CHUNKS_PER_THREAD = 4, /* so that a thread that is late, or on a slower core, leaves some to others */
-    GGUFPY_FEW_COLUMNS = 16,      /* with more, computing takes longer than reading */
+    GGUFPY_FEW_COLUMNS = 16,      /* those of one chunk: ggml divides more of them */
 };
 
 /* Returns into how many chunks to cut rows that ggml would cut into chunks of `chunk_size`. For few columns they are no
@@ -23,17 +23,20 @@ static inline int64_t ggufpy_n_chunks(int64_t n_rows, int64_t n_columns, int64_t
     if (n_columns == 1) {
         return enough;
     }
-    for (int64_t fewer = enough; fewer < n && fewer <= 4 * enough && n_rows % chunk_size == 0; fewer += n_threads) {
-        if (n % fewer == 0) {
-            return fewer;
+    if (n_rows % chunk_size == 0) {
+        for (int64_t fewer = enough; fewer < n && fewer <= 4 * enough; fewer += n_threads) {
+            if (n % fewer == 0) {
+                return fewer;
+            }
         }
     }
     return n;
 }
 
 /* Returns which chunk of a product's rows and columns is taken i-th. Where columns are not divided the chunks lie in as
-   many runs as there are threads, which take from them in turn, so that threads of one speed each go through their own
-   run. Else ggml's order stays: threads that share columns need less of the rows each, which stays in their caches. */
+   many runs as there are threads, which take from them in turn, so that threads of one speed mostly go on in the run
+   they are in. Else ggml's order stays: threads that share columns need less of the rows each, which stays in their
+   caches. */
 static inline int64_t ggufpy_in_runs(int64_t i, int64_t n_of_rows, int64_t n_of_columns, int64_t n_threads) {
     const int64_t run = i % n_threads, longer = n_of_rows % n_threads;
     if (n_of_columns > 1) {
