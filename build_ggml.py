@@ -490,7 +490,7 @@ class BuildExt(_build_ext):  # type: ignore[misc]
         extension.libraries = ["ggufpy-ggml", "ggufpy-ggml-base", "m"]
         # One module for every Python from 3.10 on; free-threaded Pythons have no such thing yet.
         extension.py_limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
-        # A product and a sum are rounded each, on every machine, as the sampling's C says it.
+        # Every operation of the sampling's C is rounded as it says, on every machine: none is fused with the next.
         extension.extra_compile_args = [*STRICT, "-g0", "-ffp-contract=off"]
         extension.extra_link_args = ["-Wl,-rpath,$ORIGIN/../lib"]
         if sys.platform == "linux":

@@ -83,7 +83,7 @@ class Weights(Mapping[str, Tensor]):
     @property
     def n_repacked(self) -> int:
         """Return how many tensors kernels have in a layout of their own; ggml has none for some types."""
-        return sum(t.buffer is not None and t.buffer.type.is_packed for t in self._tensors.values())
+        return sum(t.buffer is not None and t.buffer.packed for t in self._tensors.values())
 
     @property
     def nbytes_copied(self) -> int:

@@ -27,6 +27,7 @@ import pytest
 pytest.importorskip("setuptools")
 
 ROOT = Path(__file__).parent.parent
+UNPACKED = ROOT / "vendor" / "ggml" / "src" / "ggml"
 VARIABLES = ("CUDA", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "GGUFPY_PORTABLE", "GGUFPY_GGML_SOURCE", "CMAKE_ARGS")
 
 
@@ -416,8 +417,52 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         for thread in range(n_threads):
             own = taken[thread::n_threads]
             assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
-    few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread
+    few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread where they can be divided
     assert ["0 1 2 3 4 5 ", "3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
+
+
+@pytest.fixture(scope="module")
+def configure() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run CMake's first half on ggml's source: `configure(folder, source, option, …)`."""
+    cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
+    if not (cmake and ninja and (UNPACKED / "include").is_dir()):
+        pytest.skip("needs cmake, ninja and the unpacked source")
+
+    def run(folder: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [cmake, "-G", "Ninja", "-S", str(ROOT / "vendor" / "ggml"), "-B", str(folder), *options]
+        command.append(f"-DGGUFPY_GGML_SOURCE={source}")
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_every_variant_gets_the_edited_files(configure: Any, tmp_path: Path) -> None:
+    """None is compiled from upstream's, in a folder with a space too."""
+    folder = tmp_path / "a folder"
+    assert not configure(folder, UNPACKED, "-DGGML_CPU_ALL_VARIANTS=ON").returncode
+    for file in ("ggml-cpu.c", "repack.cpp"):
+        compiled = re.findall(rf'"file": "(.*/ggml-cpu/{file})"', (folder / "compile_commands.json").read_text())
+        assert {str(folder / "edited" / "ggml-cpu" / file)} == set(compiled)
+        edited, upstream = (
+            (place / "ggml-cpu" / file).read_text().splitlines() for place in (folder / "edited", UNPACKED / "src")
+        )
+        changed = [line for line, before in zip(edited, upstream, strict=True) if line != before]
+        assert {"ggml-cpu.c": 6, "repack.cpp": 2}[file] == len(changed)
+        assert all("ggufpy_in_runs" in line or "ggufpy_n_chunks" in line for line in changed)
+
+
+def test_a_source_that_cannot_be_edited_ends_the_build(configure: Any, tmp_path: Path) -> None:
+    """What to do is said; without long runs it is built as it is."""
+    source = tmp_path / "ggml"
+    shutil.copytree(UNPACKED, source, copy_function=os.symlink)
+    file = source / "src" / "ggml-cpu" / "repack.cpp"
+    text = file.read_text().replace("current_chunk % nchunk0", "(current_chunk) % nchunk0")
+    file.unlink()
+    file.write_text(text)
+    refused = configure(tmp_path / "on", source)
+    assert refused.returncode
+    assert 'repack.cpp has no "current_chunk % nchunk0"' in " ".join(refused.stderr.split())
+    assert not configure(tmp_path / "off", source, "-DGGUFPY_LONG_RUNS=OFF").returncode
 
 
 # --- declarations ---

@@ -5,6 +5,7 @@ Rows have no two equal logits: which of equals comes first is left open by std::
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +102,30 @@ def test_a_filter_gives_llama_cpps_candidates(name: str, ordered: bool) -> None:
         found = ours(top_k(c, logits.size) if ordered else c, *arguments)
         assert ids == found.ids.tolist(), f"seed {seed}"
         assert np.array_equal(values, found.logits), f"seed {seed}"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_last_bits_of_logarithms_and_exponentials_are_llama_cpps(ordered: bool) -> None:
+    """Rows at a boundary: a logit at the floor of min_p, shares that just reach top_p, sums of squares."""
+    wide = (np.random.RandomState(0).randn(4, 2000) * 3).astype(np.float32)
+    cases = [("min_p", share, [0.0, *near(math.log(share)), -30.0]) for share in (0.824, 0.889, 0.915, 0.975, 0.981)]
+    cases += [("top_p", p, [0.0, -1.5331116914749146]) for p in near(0.8224611878395081)]
+    cases += [("top_n_sigma", n, row) for row in wide for n in near(4.613572120666504, 40)]
+    for name, value, logits in cases:
+        row = np.array(logits, np.float32)
+        with LlamaChain(*[("top_k", row.size)] * ordered, (name, value, *[0] * (name != "top_n_sigma"))) as chain:
+            ids, expected, _ = chain.apply(row)
+        c = candidates(row)
+        found = {"min_p": min_p, "top_p": top_p, "top_n_sigma": top_n_sigma}[name](
+            top_k(c, row.size) if ordered else c, value
+        )
+        assert (sorted(ids), sorted(expected)) == (sorted(found.ids.tolist()), sorted(found.logits)), (name, value)
+
+
+def near(value: float, n: int = 4) -> list[float]:
+    """Return a number in single precision and its nearest neighbours."""
+    bits = np.float32(value).view(np.int32) + np.arange(-n, n + 1, dtype=np.int32)
+    return [float(x) for x in bits.view(np.float32)]
 
 
 def test_typical_p_keeps_llama_cpps_candidates() -> None:

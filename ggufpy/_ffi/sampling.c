@@ -2,6 +2,9 @@
    llama.cpp's are: at a boundary their last bit decides. What they are for is said in ggufpy/sampling. Knows nothing of
    ggml. */
 
+/* So many values are found by a heap, and by nothing else; more by sorting. */
+enum { GGUFPY_FEW = 1024 };
+
 /* --- the largest values -------------------------------------------------------------------------------------- */
 
 /* A value and its place in one number: larger for a larger value, and among equals for a lower place. */
@@ -63,10 +66,10 @@ static void ggufpy_largest(const float * values, int64_t n, int64_t k, int64_t *
 
 /* --- exponentials and sums ----------------------------------------------------------------------------------- */
 
-/* exp(logit - peak), rounded once, as a good C library's expf does. */
+/* exp(logit - peak), by the C library's own expf, as llama.cpp's. */
 static void ggufpy_exponentials(const float * logits, int64_t n, float peak, float * result) {
     for (int64_t i = 0; i < n; i++) {
-        result[i] = (float) exp((double) (logits[i] - peak));
+        result[i] = expf(logits[i] - peak);
     }
 }
 
@@ -99,7 +102,8 @@ static float ggufpy_deviation(const float * logits, int64_t n) {
     float mean = sum / (float) count;
     for (int64_t i = 0; i < n; i++) {
         if (logits[i] > -INFINITY) {
-            squares += (logits[i] - mean) * (logits[i] - mean);
+            double distance = logits[i] - mean;
+            squares += distance * distance;  /* rounded once, with the sum */
         }
     }
     return sqrtf(squares / (float) count);
@@ -125,9 +129,12 @@ static int64_t ggufpy_reach(const float * shares, int64_t n, float enough, bool 
     return n + 1;
 }
 
+/* The least logit that is `share` times as probable as the peak. */
+static float ggufpy_floor(float peak, float share) { return peak + logf(share); }
+
 /* How many logits, the largest first, are at least `share` times as probable as that one, the peak; 1 or more. */
 static int64_t ggufpy_at_least(const float * logits, int64_t n, float peak, float share) {
-    float floor = peak + (float) log((double) share);
+    float floor = ggufpy_floor(peak, share);
     int64_t kept = 1;
     while (kept < n && logits[kept] >= floor) {
         kept++;
@@ -151,10 +158,11 @@ static int64_t ggufpy_draw(const float * logits, int64_t n, float peak, double u
     return n - 1;
 }
 
-/* top_k, top_p, min_p, temperature and a draw; the row has a largest logit, which is finite. `places` and the rest have
-   room for k, which is at most n. */
+/* top_k, top_p, min_p, temperature and a draw; the row has a largest logit, which is finite. 0 < k <= n and FEW. */
 static int64_t ggufpy_draw_likeliest(const float * row, int64_t n, int64_t k, float top_p, float min_p, float temperature,
-                                     double u, int64_t * places, float * logits, float * weights) {
+                                     double u) {
+    int64_t places[GGUFPY_FEW];
+    float logits[GGUFPY_FEW], weights[GGUFPY_FEW];
     ggufpy_largest(row, n, k, places);
     for (int64_t i = 0; i < k; i++) {
         logits[i] = row[places[i]];

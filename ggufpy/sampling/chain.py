@@ -19,7 +19,7 @@ from ggufpy.sampling import filters
 from ggufpy.sampling.draws import Random, draw
 from ggufpy.sampling.dry import Breakers, dry
 from ggufpy.sampling.filters import NEG_INF, Candidates, Floats, Ids, candidates
-from ggufpy.sampling.native import LikeliestDraw
+from ggufpy.sampling.native import draw_likeliest, few
 from ggufpy.sampling.params import SamplingParams, typical_is_on, xtc_is_on
 from ggufpy.sampling.rows import add_bias, allow, ban, best_token, penalties, process
 from ggufpy.sampling.targets import AdaptiveP, Mirostat, MirostatV2
@@ -65,7 +65,9 @@ class Sampler:
         self._penalties: tuple[Edit, ...] = () if params.mirostat else tuple(_penalties(params, breakers or {}))
         self._filters: tuple[Filter, ...] = tuple(_filters(params, self.seed))
         self._never = None if self._penalties else _banned_alone(params, banned)
-        self._choose: RowChoice | None = None if params.greedy else _choose(params, self.seed, n_vocab, self._filters)
+        self._choose: RowChoice | None = (
+            None if params.greedy else _row_choice(params, self.seed, n_vocab, self._filters)
+        )
 
     def sample(self, row: Floats, history: Sequence[int] = (), *, mask: object = None) -> int:
         """Return the next token's id.
@@ -182,13 +184,12 @@ def _xtc_now_and_then(p: SamplingParams, random: Random) -> Filter:
     return stage
 
 
-def _choose(p: SamplingParams, seed: int, n_vocab: int, stages: tuple[Filter, ...]) -> RowChoice:
+def _row_choice(p: SamplingParams, seed: int, n_vocab: int, stages: tuple[Filter, ...]) -> RowChoice:
     """Return what takes a token of a row: the stages and a choice, in one call of C where they are the usual few."""
     usual = all(getattr(stage, "func", None) in _IN_ONE_CALL for stage in stages)
-    if usual and 0 < p.top_k <= 1024 and not p.mirostat and p.adaptive_target < 0:
-        together = LikeliestDraw(n_vocab, p.top_k, p.top_p, p.min_p, p.temperature)
-        random = Random(seed)
-        return lambda row: together.choose(row, random.double())
+    if usual and 0 < p.top_k <= few() and not p.mirostat and p.adaptive_target < 0:
+        settings, random = (min(p.top_k, n_vocab), p.top_p, p.min_p, p.temperature), Random(seed)
+        return lambda row: draw_likeliest(row, *settings, random.double())
     choice = _choice(p, seed, n_vocab)
 
     def choose(row: Floats) -> int:

@@ -6,7 +6,6 @@ counts in an entropy's bound. Does not own what is done to single tokens before 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +18,8 @@ from ggufpy.sampling.native import (
     at_least,
     deviation,
     divided,
+    few,
+    floor,
     k_largest,
     reach,
     softmax,
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 NEG_INF = np.float32(-np.inf)
+_FIRST = 256  # so many of the likeliest nearly always reach a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,12 @@ def top_p(c: Candidates, p: float) -> Candidates:
 
 def min_p(c: Candidates, p: float) -> Candidates:
     """Keep candidates at least p times as probable as the likeliest, and always that one; p of 0 or less keeps all."""
-    if (share := np.float32(p)) <= 0:
+    if np.float32(p) <= 0:
         return c
     if c.ordered:
         return c.take(slice(at_least(c.logits, peak(c), p)), ordered=True)
     best = c.logits.argmax()
-    keep = c.logits >= c.logits[best] + np.float32(math.log(share))
+    keep = c.logits >= floor(c.logits.item(best), p)
     keep[best] = True
     return c.take(keep, ordered=False)
 
@@ -202,7 +204,7 @@ def in_order(c: Candidates) -> Candidates:
 
 def _until(shares: Floats, keys: Floats, enough: float, *, exceed: bool = False) -> Ids:
     """Return the places of the largest keys whose shares reach or exceed enough; else all places."""
-    n = 256
+    n = _FIRST
     while True:
         order = largest(keys, n)
         kept = reach(shares[order], enough, exceed=exceed)
@@ -214,7 +216,7 @@ def _until(shares: Floats, keys: Floats, enough: float, *, exceed: bool = False)
 def largest(values: Floats, k: int) -> Ids:
     """Return the places of the k largest values, largest first, lowest place first among equals."""
     k = min(k, values.size)
-    if k <= 256:
+    if k <= few():
         return k_largest(values, k)
     if k == values.size:
         return _descending(values)

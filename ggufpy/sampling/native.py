@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 __all__ = [
     "Floats",
     "Ids",
-    "LikeliestDraw",
     "at_least",
     "deviation",
     "divided",
+    "draw_likeliest",
     "drawn",
+    "few",
+    "floor",
     "k_largest",
     "reach",
     "softmax",
@@ -37,27 +39,23 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def _c_floats(values: Floats) -> Any:
-    return _compiled()[1].from_buffer("float[]", np.ascontiguousarray(values, np.float32))
+    values = np.ascontiguousarray(values, np.float32)
+    return _compiled()[1].from_buffer("float[]", values if values.flags.aligned else values.copy())
 
 
-class LikeliestDraw:
-    """top_k, top_p, min_p, temperature and a draw in one call of C, made of what the functions here call.
+def few() -> int:
+    """Return how many of the largest values, at most, a heap finds; more are found by sorting."""
+    return int(_compiled()[0].GGUFPY_FEW)
 
-    While the model computed its weights went through the caches: each call of NumPy is then a few microseconds.
+
+def draw_likeliest(row: Floats, k: int, top_p: float, min_p: float, temperature: float, u: float) -> int:
+    """Return the token that u, from 0 to 1, falls on after top_k, top_p, min_p and temperature, in one call of C.
+
+    It is made of what the functions here call. While the model computed, its weights went through the caches: each call
+    of NumPy is then a few microseconds. The row's largest logit is finite, k is at most all and `few`. `top_p` of 1,
+    `min_p` of 0 and `temperature` of 1 change nothing.
     """
-
-    __slots__ = ("_memory", "_settings")
-
-    def __init__(self, n_vocab: int, k: int, top_p: float, min_p: float, temperature: float) -> None:
-        """Prepare. `top_p` of 1, `min_p` of 0 and `temperature` of 1 change nothing, as elsewhere."""
-        ffi = _compiled()[1]
-        self._settings = (min(k, n_vocab), top_p, min_p, temperature)
-        self._memory = (ffi.new("int64_t[]", k), ffi.new("float[]", k), ffi.new("float[]", k))
-
-    def choose(self, row: Floats, u: float) -> int:
-        """Return the token that u, from 0 to 1, falls on; the row has a largest logit, which is finite."""
-        C = _compiled()[0]  # noqa: N806
-        return int(C.ggufpy_draw_likeliest(_c_floats(row), row.size, *self._settings, u, *self._memory))
+    return int(_compiled()[0].ggufpy_draw_likeliest(_c_floats(row), row.size, k, top_p, min_p, temperature, u))
 
 
 def k_largest(values: Floats, k: int) -> Ids:
@@ -69,7 +67,7 @@ def k_largest(values: Floats, k: int) -> Ids:
 
 
 def softmax(logits: Floats, peak: float) -> Floats:
-    """Return exp(logit - peak) of each, rounded once to float32, divided by their `total`."""
+    """Return exp(logit - peak) of each, by the C library's expf, divided by their `total`."""
     result = np.empty(logits.size, np.float32)
     _compiled()[0].ggufpy_softmax(_c_floats(logits), logits.size, peak, _c_floats(result))
     return result
@@ -97,6 +95,11 @@ def deviation(logits: Floats) -> np.float32:
 def reach(shares: Floats, enough: float, *, exceed: bool = False) -> int:
     """Return how many shares reach, or exceed, enough; one more than there are where all together do not."""
     return int(_compiled()[0].ggufpy_reach(_c_floats(shares), shares.size, enough, exceed))
+
+
+def floor(peak: float, share: float) -> float:
+    """Return the least logit that is `share` times as probable as the peak."""
+    return float(_compiled()[0].ggufpy_floor(peak, share))
 
 
 def at_least(logits: Floats, peak: float, share: float) -> int:
