@@ -198,7 +198,7 @@ class Model:
         n_keep: int | None = None,
         **overrides: Any,
     ) -> Completion | list[Completion]:
-        """Continue a prompt, or each of a list of prompts; returns a Completion, or a list of as many.
+        """Continue a prompt, or each of a list; returns a Completion, or a list of as many in the same order.
 
         A prompt is text, in which control tokens are recognized, or token ids. `overrides` are fields of
         SamplingParams; with n above 1 the result is a list that has n completions of each prompt, one after another.
