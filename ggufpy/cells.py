@@ -128,8 +128,7 @@ class Cells:
         if len(freed):
             self.pos[freed] = -1
             self.head = min(self.head, int(freed[0]))
-            kept = np.flatnonzero(pos >= 0)
-            self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
+            self._count()
 
     def move(self, row: int, p0: int, by: int) -> IntArray:
         """Add `by` to a sequence's positions from p0 on; returns what was added to each cell, as far as any is used."""
@@ -143,7 +142,12 @@ class Cells:
         """Free the cells that nobody has and count anew, after a change that something cut short."""
         self.pos[~self.has.any(axis=0)] = -1
         self.has[:, self.pos < 0] = False
-        kept = np.flatnonzero(self.pos >= 0)
+        self.end = len(self.pos)
+        self._count()
+
+    def _count(self) -> None:
+        """See which cells are in use, none of them behind `end`."""
+        kept = np.flatnonzero(self.pos[: self.end] >= 0)
         self.used, self.end = len(kept), int(kept[-1]) + 1 if len(kept) else 0
 
     def clear(self) -> None:

@@ -674,15 +674,16 @@ def _side_by_side(
 ) -> Iterator[tuple[Prompt, Prompt]]:
     """Pair prompts and continuations: one with one, or one of either with all of the other."""
     lists: list[list[Prompt]] = []
-    for name, given in (("prompts", prompts), ("continuations", continuations)):
-        lists.append([cast(Prompt, given)] if _is_single(given, empty=True) else list(cast("Sequence[Prompt]", given)))
+    single = [_is_single(given, empty=True) for given in (prompts, continuations)]
+    for name, given, is_one in zip(("prompts", "continuations"), (prompts, continuations), single, strict=True):
+        lists.append([cast(Prompt, given)] if is_one else list(cast("Sequence[Prompt]", given)))
         for i, one in enumerate(lists[-1]):
             if not isinstance(one, str):
                 integers(one, f"{name}[{i}]: expected text or a sequence of token ids")
     before, after = lists
-    if _is_single(prompts, empty=True):
+    if single[0]:
         before *= len(after)
-    elif _is_single(continuations, empty=True):
+    elif single[1]:
         after *= len(before)
     if len(before) != len(after):
         raise ValueError(f"continuations: expected {len(before)}, one for each prompt, got {len(after)}")
