@@ -401,9 +401,12 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         '        printf("%d ", (int) ggufpy_in_runs(i, n, 1, t));\n'
         '    for (int i = 0; i < 6; i++) printf("%d ", (int) ggufpy_in_runs(i, 3, 2, 2));\n'
         '    puts("");\n'
-        "    const int rows[] = {129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17};\n"
-        '    for (int c = 0; c < 4; c++, puts("")) for (int r = 0; r < 5; r++)\n'
-        '        printf("%d ", (int) ggufpy_n_chunks(rows[r], columns[c], c ? 16 : 64, 2));\n'
+        "    const int rows[] = {112, 129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17, 18, 512};\n"
+        '    for (int c = 0; c < 6; c++, puts("")) for (int r = 0; r < 6; r++) {\n'
+        "        const int size = c ? 16 : 64;\n"
+        '        printf("%d×", (int) ggufpy_n_chunks_of_rows(rows[r], columns[c], size, 2));\n'
+        '        printf("%d ", (int) ggufpy_n_chunks_of_columns(rows[r], columns[c], size, 2));\n'
+        "    }\n"
         "    return 0;\n"
         "}\n"
     )
@@ -417,8 +420,9 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         for thread in range(n_threads):
             own = taken[thread::n_threads]
             assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
-    few = "9 12 37 37 8 "  # whole chunks of 16 rows, as many for each thread where they can be divided
-    assert ["0 1 2 3 4 5 ", "3 8 8 8 8 ", few, few, "9 36 37 37 400 "] == lines[len(sizes) :]
+    few = "7×1 9×1 12×1 37×1 37×1 8×1 "  # whole chunks of 16 rows, as many for each thread where they can be divided
+    assert ["0 1 2 3 4 5 ", "2×1 3×1 8×1 8×1 8×1 8×1 ", few, few] == lines[len(sizes) : -3]
+    assert ["7×2" + few[3:], "7×2 9×2 36×2 37×2 37×2 400×2 ", "7×32" + few[3:]] == lines[-3:]  # 18 would be odd ones
 
 
 @pytest.fixture(scope="module")
@@ -447,8 +451,8 @@ def test_every_variant_gets_the_edited_files(configure: Any, tmp_path: Path) -> 
             (place / "ggml-cpu" / file).read_text().splitlines() for place in (folder / "edited", UNPACKED / "src")
         )
         changed = [line for line, before in zip(edited, upstream, strict=True) if line != before]
-        assert {"ggml-cpu.c": 6, "repack.cpp": 2}[file] == len(changed)
-        assert all("ggufpy_in_runs" in line or "ggufpy_n_chunks" in line for line in changed)
+        assert {"ggml-cpu.c": 8, "repack.cpp": 2}[file] == len(changed)
+        assert all("ggufpy_in_runs" in line or "ggufpy_n_chunks_of" in line for line in changed)
 
 
 def test_a_source_that_cannot_be_edited_ends_the_build(configure: Any, tmp_path: Path) -> None:
