@@ -388,31 +388,31 @@ def test_the_tile_configuration_is_stored(tmp_path: Path, language: str) -> None
 # --- long runs ---
 
 
-def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
-    """Whatever the numbers, threads that take chunks in turn take each of them once, and mostly neighbours."""
+@pytest.fixture
+def runs(tmp_path: Path) -> Callable[..., list[str]]:
+    """Compile a main function with runs.h, run it, and return what it prints: `runs(statements, option, …)`."""
     gcc = shutil.which("gcc")
     if gcc is None:
         pytest.skip("needs gcc")
-    source, program = tmp_path / "runs.c", tmp_path / "runs"
-    source.write_text(
-        "#include <stdio.h>\n"
-        "int main(void) {\n"
-        '    for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)\n'
-        '        printf("%d ", (int) ggufpy_in_runs(i, n, 1, t));\n'
-        '    for (int i = 0; i < 6; i++) printf("%d ", (int) ggufpy_in_runs(i, 3, 2, 2));\n'
-        '    puts("");\n'
-        "    const int rows[] = {112, 129, 576, 577, 592, 6400}, columns[] = {1, 2, 16, 17, 18, 512};\n"
-        '    for (int c = 0; c < 6; c++, puts("")) for (int r = 0; r < 6; r++) {\n'
-        "        const int size = c ? 16 : 64;\n"
-        '        printf("%d×", (int) ggufpy_n_chunks_of_rows(rows[r], columns[c], size, 2));\n'
-        '        printf("%d ", (int) ggufpy_n_chunks_of_columns(rows[r], columns[c], size, 2));\n'
-        "    }\n"
-        "    return 0;\n"
-        "}\n"
+
+    def run(statements: str, *options: str) -> list[str]:
+        source, program = tmp_path / "runs.c", tmp_path / "runs"
+        source.write_text(f"#include <stdio.h>\nint main(void) {{ {statements} return 0; }}\n")
+        header = str(ROOT / "vendor" / "ggml" / "runs.h")
+        command = [gcc, "-Wall", "-Werror", *options, "-include", header, str(source), "-o", str(program)]
+        subprocess.run(command, check=True)
+        return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    return run
+
+
+def test_chunks_in_long_runs_are_each_taken_once(runs: Callable[..., list[str]]) -> None:
+    """Whatever the numbers, threads that take chunks in turn take each of them once, and mostly neighbours."""
+    lines = runs(
+        'for (int t = 1; t <= 9; t++) for (int n = 0; n <= 40; n++, puts("")) for (int i = 0; i < n; i++)'
+        '    printf("%d ", (int) ggufpy_in_runs(i, n, 1, t));'
+        'for (int i = 0; i < 6; i++) printf("%d ", (int) ggufpy_in_runs(i, 3, 2, 2));'
     )
-    header = ROOT / "vendor" / "ggml" / "runs.h"
-    subprocess.run([gcc, "-Wall", "-Werror", "-include", str(header), str(source), "-o", str(program)], check=True)
-    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     sizes = [(t, n) for t in range(1, 10) for n in range(41)]
     for (n_threads, n), line in zip(sizes, lines, strict=False):
         taken = [int(number) for number in line.split()]
@@ -420,9 +420,22 @@ def test_chunks_in_long_runs_are_each_taken_once(tmp_path: Path) -> None:
         for thread in range(n_threads):
             own = taken[thread::n_threads]
             assert list(range(own[0], own[0] + len(own))) == own if own else n <= thread
-    few = "7×1 9×1 12×1 37×1 37×1 8×1 "  # whole chunks of 16 rows, as many for each thread where they can be divided
-    assert ["0 1 2 3 4 5 ", "2×1 3×1 8×1 8×1 8×1 8×1 ", few, few] == lines[len(sizes) : -3]
-    assert ["7×2" + few[3:], "7×2 9×2 36×2 37×2 37×2 400×2 ", "7×32" + few[3:]] == lines[-3:]  # 18 would be odd ones
+    assert ["0 1 2 3 4 5 "] == lines[len(sizes) :]
+
+
+def test_rows_that_are_enough_are_cut_alone(runs: Callable[..., list[str]]) -> None:
+    """Into four chunks for each thread; fewer rows, and columns that may be pairs, are cut as ggml does."""
+    statements = (
+        "const int rows[] = {112, 577}, columns[] = {1, 2, 17, 32};"
+        'for (int r = 0; r < 2; r++, puts("")) for (int c = 0; c < 4; c++) {'
+        "    const int size = c ? 16 : 64;"
+        '    printf("%d×", (int) ggufpy_n_chunks_of_rows(rows[r], columns[c], size, 2));'
+        '    printf("%d ", (int) ggufpy_n_chunks_of_columns(rows[r], columns[c], size, 2));'
+        "}"
+    )
+    assert ["2×1 7×1 7×2 7×2 ", "8×1 8×1 8×1 8×1 "] == runs(statements)
+    pairs = "-D__ARM_FEATURE_MATMUL_INT8"
+    assert ["2×1 7×1 7×2 7×2 ", "8×1 37×1 8×1 37×2 "] == runs(statements, pairs)
 
 
 @pytest.fixture(scope="module")

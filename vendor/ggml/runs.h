@@ -8,40 +8,36 @@
 
 #include <stdint.h>
 
-enum {
-    GGUFPY_CHUNKS_PER_THREAD = 4, /* so that a thread that is late, or on a slower core, leaves some to others */
-};
+/* Chunks for each thread, so that one that is late, or on a slower core, leaves some to others. */
+enum { GGUFPY_CHUNKS_PER_THREAD = 4 };
 
-static inline int64_t ggufpy_cut(int64_t n, int64_t chunk_size) {
+/* Whether ggml has kernels for two rows and two columns, taken by chunks that have an even number of each. */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+enum { GGUFPY_KERNELS_FOR_PAIRS = 1 };
+#else
+enum { GGUFPY_KERNELS_FOR_PAIRS = 0 };
+#endif
+
+static inline int64_t ggufpy_n_chunks(int64_t n, int64_t chunk_size) {
     return (n + chunk_size - 1) / chunk_size;
 }
 
-/* Returns into how many chunks to cut the columns that ggml would cut into chunks of `chunk_size`: one, where there are
-   rows enough to share. An odd number of columns, of an even one, may choose kernels: there ggml's chunks stay. */
-static inline int64_t ggufpy_n_chunks_of_columns(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
-    const int64_t n = ggufpy_cut(n_columns, chunk_size);
-    const int stays = n_columns % 2 == 0 && ggufpy_cut(n_columns, n) % 2 != 0;
-    return stays || ggufpy_cut(n_rows, chunk_size) < GGUFPY_CHUNKS_PER_THREAD * n_threads ? n : 1;
+/* Returns whether rows alone, which ggml would cut into chunks of `chunk_size`, are enough for threads to share, and may
+   be cut anywhere. An even number of columns may be one of pairs. */
+static inline int ggufpy_rows_are_enough(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
+    return ggufpy_n_chunks(n_rows, chunk_size) >= GGUFPY_CHUNKS_PER_THREAD * n_threads
+        && !(GGUFPY_KERNELS_FOR_PAIRS && n_columns % 2 == 0);
 }
 
-/* Returns the same for the rows: where columns are not divided no more chunks than threads need to share them, of one
-   column's any number, else of whole chunks, whose size may choose kernels. */
+/* Returns into how many chunks to cut the rows. */
 static inline int64_t ggufpy_n_chunks_of_rows(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
-    const int64_t n = ggufpy_cut(n_rows, chunk_size), enough = GGUFPY_CHUNKS_PER_THREAD * n_threads;
-    if (n <= enough || ggufpy_n_chunks_of_columns(n_rows, n_columns, chunk_size, n_threads) > 1) {
-        return n;
-    }
-    if (n_columns == 1) {
-        return enough;
-    }
-    if (n_rows % chunk_size == 0) {
-        for (int64_t fewer = enough; fewer < n && fewer <= 4 * enough; fewer += n_threads) {
-            if (n % fewer == 0) {
-                return fewer;
-            }
-        }
-    }
-    return n;
+    return ggufpy_rows_are_enough(n_rows, n_columns, chunk_size, n_threads) ? GGUFPY_CHUNKS_PER_THREAD * n_threads
+                                                                            : ggufpy_n_chunks(n_rows, chunk_size);
+}
+
+/* Returns into how many chunks to cut the columns. */
+static inline int64_t ggufpy_n_chunks_of_columns(int64_t n_rows, int64_t n_columns, int64_t chunk_size, int64_t n_threads) {
+    return ggufpy_rows_are_enough(n_rows, n_columns, chunk_size, n_threads) ? 1 : ggufpy_n_chunks(n_columns, chunk_size);
 }
 
 /* Returns which chunk of a product's rows and columns is taken i-th. Where columns are not divided the chunks lie in as
