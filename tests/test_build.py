@@ -424,18 +424,37 @@ def test_chunks_in_long_runs_are_each_taken_once(runs: Callable[..., list[str]])
 
 
 def test_rows_that_are_enough_are_cut_alone(runs: Callable[..., list[str]]) -> None:
-    """Into four chunks for each thread; fewer rows, and columns that may be pairs, are cut as ggml does."""
+    """Into four chunks for each thread and 16 columns; fewer rows, and what may be pairs, are cut as ggml does."""
     statements = (
-        "const int rows[] = {112, 577}, columns[] = {1, 2, 17, 32};"
-        'for (int r = 0; r < 2; r++, puts("")) for (int c = 0; c < 4; c++) {'
+        "const int rows[] = {112, 113, 577}, columns[] = {1, 2, 17, 32, 512};"
+        'for (int r = 0; r < 3; r++, puts("")) for (int c = 0; c < 5; c++) {'
         "    const int size = c ? 16 : 64;"
-        '    printf("%d×", (int) ggufpy_n_chunks_of_rows(rows[r], columns[c], size, 2));'
+        '    printf("%dx", (int) ggufpy_n_chunks_of_rows(rows[r], columns[c], size, 2));'
         '    printf("%d ", (int) ggufpy_n_chunks_of_columns(rows[r], columns[c], size, 2));'
         "}"
     )
-    assert ["2×1 7×1 7×2 7×2 ", "8×1 8×1 8×1 8×1 "] == runs(statements)
+    few = "2x1 7x1 7x2 7x2 7x32 "
+    assert [few, "2x1 8x1 8x1 8x1 8x1 ", "8x1 8x1 16x1 16x1 37x1 "] == runs(statements)
     pairs = "-D__ARM_FEATURE_MATMUL_INT8"
-    assert ["2×1 7×1 7×2 7×2 ", "8×1 37×1 8×1 37×2 "] == runs(statements, pairs)
+    assert [few, "2x1 8x1 8x1 8x2 8x32 ", "8x1 37x1 16x1 37x2 37x32 "] == runs(statements, pairs)
+
+
+def test_chunks_hold_all_rows(runs: Callable[..., list[str]]) -> None:
+    """As ggml counts from a chunk's number to its rows, each row is in one of them, those at the end perhaps empty."""
+    lines = runs(
+        "const int64_t rows[] = {2, 513, 4097}, threads[] = {1, 3, 64};"
+        "for (int r = 0; r < 3; r++) for (int t = 0; t < 3; t++) for (int c = 1; c <= 33; c += 16) {"
+        "    const int64_t n = ggufpy_n_chunks_of_rows(rows[r], c, c > 1 ? 16 : 64, threads[t]);"
+        "    const int64_t size = (rows[r] + n - 1) / n;"
+        "    int64_t sum = 0;"
+        "    for (int64_t i = 0; i < n; i++) {"
+        "        const int64_t start = size * ggufpy_in_runs(i, n, 1, threads[t]), end = start + size;"
+        "        for (int64_t row = start; row < end && row < rows[r]; row++) sum += row + 1;"
+        "    }"
+        '    puts(sum == rows[r] * (rows[r] + 1) / 2 ? "all" : "not all");'
+        "}"
+    )
+    assert ["all"] * 27 == lines
 
 
 @pytest.fixture(scope="module")
