@@ -220,12 +220,13 @@ def n_prompt(line: str) -> int:
 
 
 def test_chat_keeps_the_conversation(smollm2_path):
-    """Each line is answered; what was said stays in the session and is not computed again; /clear forgets it."""
-    text = "My name is Zoe.\n\nWhat is my name?\n/clear\nHello!\n/exit\nnever answered\n"
+    """Each line is answered; what was said stays in the session, not computed again; /clear forgets it, /help helps."""
+    text = "My name is Zoe.\n\n/help\nWhat is my name?\n/clear\nHello!\n/exit\nnever answered\n"
     code, out, err = chat("--model", smollm2_path, "--max-tokens", 24, text=text)
     first, second, third = figures(err)
     assert code == 0
     assert out
+    assert "/clear starts anew" in err
     assert "kept" not in first
     kept = int(second.split(" tokens, ")[1].split()[0])
     assert n_prompt(first) <= kept < n_prompt(second)

@@ -19,7 +19,7 @@ from ggufpy.errors import ContextLengthError
 
 __all__ = ["run"]
 
-HELP = "Enter sends, Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D ends."
+HELP = "Enter sends, Ctrl-C stops an answer, /clear starts anew, /help says this, /exit or Ctrl-D ends."
 
 
 def run(args: Namespace) -> int:
@@ -33,6 +33,9 @@ def run(args: Namespace) -> int:
         for line in _lines():
             if line == "/clear":
                 messages = list(start)
+                continue
+            if line == "/help":
+                say(HELP)
                 continue
             messages.append({"role": "user", "content": line})
             try:
