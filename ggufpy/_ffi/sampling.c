@@ -1,6 +1,6 @@
-/* Owns the inner loops of sampling: the search of the largest values, exponentials, and sums one after another, as
-   llama.cpp's are: at a boundary their last bit decides. What they are for is said in ggufpy/sampling. Knows nothing of
-   ggml. */
+/* Owns the inner loops of sampling: the search of the largest values, exponentials, logarithms, powers, and sums one
+   after another, as llama.cpp's are: at a boundary their last bit decides. What they are for is said in ggufpy/sampling.
+   Knows nothing of ggml. */
 
 /* So many values are found by a heap, and by nothing else; more by sorting. */
 enum { GGUFPY_FEW = 1024 };
@@ -64,7 +64,7 @@ static void ggufpy_largest(const float * values, int64_t n, int64_t k, int64_t *
     }
 }
 
-/* --- exponentials and sums ----------------------------------------------------------------------------------- */
+/* --- exponentials, logarithms and sums ------------------------------------------------------------------------ */
 
 /* exp(logit - peak), by the C library's own expf, as llama.cpp's. */
 static void ggufpy_exponentials(const float * logits, int64_t n, float peak, float * result) {
@@ -72,6 +72,21 @@ static void ggufpy_exponentials(const float * logits, int64_t n, float peak, flo
         result[i] = expf(logits[i] - peak);
     }
 }
+
+/* The C library's logf, log2f and powf, which do not always give the nearest float. */
+static void ggufpy_logarithms(const float * values, int64_t n, float * result) {
+    for (int64_t i = 0; i < n; i++) {
+        result[i] = logf(values[i]);
+    }
+}
+
+static void ggufpy_binary_logarithms(const float * values, int64_t n, float * result) {
+    for (int64_t i = 0; i < n; i++) {
+        result[i] = log2f(values[i]);
+    }
+}
+
+static float ggufpy_power(float base, float exponent) { return powf(base, exponent); }
 
 /* Logits, of which the largest is the peak, by a divisor; where that overflows only differences count. */
 static void ggufpy_divide(const float * logits, int64_t n, float peak, float divisor, float * result) {

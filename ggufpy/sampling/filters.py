@@ -21,6 +21,8 @@ from ggufpy.sampling.native import (
     few,
     floor,
     k_largest,
+    logarithms,
+    power,
     reach,
     softmax,
     total,
@@ -35,7 +37,6 @@ __all__ = [
     "dynamic_temperature",
     "in_order",
     "largest",
-    "logarithm",
     "min_p",
     "peak",
     "probabilities",
@@ -107,7 +108,7 @@ def typical_p(c: Candidates, p: float) -> Candidates:
         return c
     c = in_order(c)
     shares = probabilities(c)
-    nearness = -np.abs(-logarithm(shares) - _entropy(shares))
+    nearness = -np.abs(-logarithms(shares) - _entropy(shares))
     return c.take(_until(shares, nearness, p, exceed=True), ordered=False)
 
 
@@ -166,9 +167,8 @@ def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float)
     middle, half = np.float32(t), np.float32(spread)
     with np.errstate(over="ignore"):
         cold, hot = max(np.float32(0), middle - half), middle + half
-        bound = -logarithm(np.float32(1) / np.float32(c.ids.size))
-        rise = np.power(np.float64(_entropy(probabilities(c)) / bound), np.float64(np.float32(exponent)))
-        return temperature(c, cold + (hot - cold) * np.float32(rise))
+        bound = -logarithms(np.ones(1, np.float32) / np.float32(c.ids.size))[0]
+        return temperature(c, cold + (hot - cold) * power(_entropy(probabilities(c)) / bound, exponent))
 
 
 # -------------------------------------------------------------------------------- probabilities, sums and orders
@@ -184,17 +184,10 @@ def peak(c: Candidates) -> float:
     return c.logits.item(0) if c.ordered else c.logits.max().item()
 
 
-def logarithm(values: Any) -> Floats:
-    """Return natural logarithms, rounded once to float32 as a good C library's logf does; -inf of 0."""
-    with np.errstate(divide="ignore"):
-        result: Floats = np.log(values, dtype=np.float64).astype(np.float32)
-    return result
-
-
 def _entropy(shares: Floats) -> np.float32:
     """Return the mean surprise in nats, summed one after another; what is impossible does not count."""
     shares = shares[shares > 0]
-    return total(-shares * logarithm(shares))
+    return total(-shares * logarithms(shares))
 
 
 def in_order(c: Candidates) -> Candidates:

@@ -1,4 +1,4 @@
-"""The inner loops of sampling in C (`_ffi/sampling.c`): the largest values, exponentials, sums one after another.
+"""The inner loops of sampling in C (`_ffi/sampling.c`): the largest values, exponentials, logarithms, sums.
 
 Owns the arrays that C reads and writes. Does not own what the numbers mean (filters.py, draws.py).
 """
@@ -15,6 +15,7 @@ __all__ = [
     "Floats",
     "Ids",
     "at_least",
+    "binary_logarithms",
     "deviation",
     "divided",
     "draw_likeliest",
@@ -22,6 +23,8 @@ __all__ = [
     "few",
     "floor",
     "k_largest",
+    "logarithms",
+    "power",
     "reach",
     "softmax",
     "total",
@@ -71,6 +74,26 @@ def softmax(logits: Floats, peak: float) -> Floats:
     result = np.empty(logits.size, np.float32)
     _compiled()[0].ggufpy_softmax(_c_floats(logits), logits.size, peak, _c_floats(result))
     return result
+
+
+def logarithms(values: Floats) -> Floats:
+    """Return natural logarithms by the C library's logf, -inf of 0."""
+    result = np.empty(values.size, np.float32)
+    _compiled()[0].ggufpy_logarithms(_c_floats(values), values.size, _c_floats(result))
+    return result
+
+
+def binary_logarithms(values: Floats) -> Floats:
+    """Return binary logarithms by the C library's log2f, -inf of 0."""
+    result = np.empty(values.size, np.float32)
+    _compiled()[0].ggufpy_binary_logarithms(_c_floats(values), values.size, _c_floats(result))
+    return result
+
+
+def power(base: float, exponent: float) -> np.float32:
+    """Return a power by the C library's powf."""
+    raised: np.float32 = np.float32(_compiled()[0].ggufpy_power(base, exponent))
+    return raised
 
 
 def divided(logits: Floats, peak: float, divisor: float) -> Floats:

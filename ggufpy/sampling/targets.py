@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from ggufpy.sampling.draws import Random, pick
-from ggufpy.sampling.filters import NEG_INF, Candidates, Floats, in_order, logarithm, probabilities
-from ggufpy.sampling.native import total
+from ggufpy.sampling.filters import NEG_INF, Candidates, Floats, in_order, probabilities
+from ggufpy.sampling.native import binary_logarithms, logarithms, power, total
 
 __all__ = ["AdaptiveP", "Mirostat", "MirostatV2"]
 
@@ -36,37 +36,38 @@ class MirostatV2:
         c = c.take(slice(max(1, self._bound(probabilities(c)))), ordered=True)
         shares = probabilities(c)
         place = pick(shares, self._random)
-        surprise = -_log2(shares[place : place + 1])[0]
+        surprise = -binary_logarithms(shares[place : place + 1])[0]
         self._mu -= self._eta * (surprise - self._tau)
         return int(c.ids[place])
 
     def _bound(self, shares: Floats) -> int:
         """Return how many of the candidates, likeliest first, to keep."""
-        return int((-_log2(shares)).searchsorted(self._mu, side="right"))
+        return int((-binary_logarithms(shares)).searchsorted(self._mu, side="right"))
 
 
 class Mirostat(MirostatV2):
     """Estimate Zipf's exponent from the likeliest tokens, and from it how many give the surprise aimed at."""
 
-    __slots__ = ("_n_vocab",)
+    __slots__ = ("_n_vocab", "_steps")
 
     _M = 100  # tokens to estimate from: llama.cpp's and the paper's
-    _STEPS = logarithm(np.arange(2, _M + 1, dtype=np.float32) / np.arange(1, _M, dtype=np.float32))
 
     def __init__(self, tau: float, eta: float, seed: int, n_vocab: int) -> None:
         """Start as MirostatV2 does."""
         super().__init__(tau, eta, seed)
         self._n_vocab = np.float32(n_vocab)
+        places = np.arange(1, self._M + 1, dtype=np.float32)
+        self._steps = logarithms(places[1:] / places[:-1])
 
     def _bound(self, shares: Floats) -> int:
         with np.errstate(all="ignore"):  # shares of 0, and one alone: NaN, which keeps one
             head = shares[: self._M]
-            falls = logarithm(head[:-1] / head[1:])
-            steps = self._STEPS[: falls.size]
+            falls = logarithms(head[:-1] / head[1:])
+            steps = self._steps[: falls.size]
             exponent = total(steps * falls) / total(steps * steps)
             excess = exponent - _ONE
-            kept = (excess * _power(np.float32(2), self._mu)) / (_ONE - _power(self._n_vocab, -excess))
-            kept = _power(kept, _ONE / exponent)
+            kept = (excess * power(2, self._mu)) / (_ONE - power(self._n_vocab, -excess))
+            kept = power(kept, _ONE / exponent)
         return 1 if math.isnan(kept) else int(min(kept, np.float32(shares.size)))
 
 
@@ -95,14 +96,3 @@ class AdaptiveP:
         self._sum = shares[place] + self._decay * self._sum
         self._weight = _ONE + self._decay * self._weight
         return int(c.ids[place])
-
-
-def _log2(values: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        result: Floats = np.log2(values, dtype=np.float64).astype(np.float32)
-    return result
-
-
-def _power(base: np.float32, exponent: np.float32) -> np.float32:
-    power: np.float32 = np.float32(np.power(np.float64(base), np.float64(exponent)))
-    return power
