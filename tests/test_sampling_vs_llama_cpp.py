@@ -5,6 +5,7 @@ Rows have no two equal logits: which of equals comes first is left open by std::
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -106,20 +107,29 @@ def test_a_filter_gives_llama_cpps_candidates(name: str, ordered: bool) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_the_last_bits_of_logarithms_and_exponentials_are_llama_cpps(ordered: bool) -> None:
-    """Rows at a boundary: a logit at the floor of min_p, shares that just reach top_p, sums of squares."""
+    """Rows at a boundary: a logit at the floor of min_p, shares that just reach top_p, sums of squares, an entropy."""
     wide = (np.random.RandomState(0).randn(4, 2000) * 3).astype(np.float32)
-    cases = [("min_p", share, [0.0, *near(math.log(share)), -30.0]) for share in (0.824, 0.889, 0.915, 0.975, 0.981)]
-    cases += [("top_p", p, [0.0, -1.5331116914749146]) for p in near(0.8224611878395081)]
-    cases += [("top_n_sigma", n, row) for row in wide for n in near(4.613572120666504, 40)]
-    for name, value, logits in cases:
+    cases = [("min_p", [share], [0.0, *near(math.log(share)), -30.0]) for share in (0.824, 0.889, 0.915, 0.975, 0.981)]
+    cases += [("top_p", [p], [0.0, -1.5331116914749146]) for p in near(0.8224611878395081)]
+    cases += [("top_n_sigma", [n], row) for row in wide for n in near(4.613572120666504, 40)]
+    cases += [("dynamic_temperature", [1.0, 1.0, 1.0], [2.831228733062744, -2.1705727577209473, -1.2326160669326782])]
+    for name, arguments, logits in cases:
+        ours, _, theirs = FILTERS[name]
         row = np.array(logits, np.float32)
-        with LlamaChain(*[("top_k", row.size)] * ordered, (name, value, *[0] * (name != "top_n_sigma"))) as chain:
+        with LlamaChain(*[("top_k", row.size)] * ordered, theirs(*arguments)) as chain:
             ids, expected, _ = chain.apply(row)
         c = candidates(row)
-        found = {"min_p": min_p, "top_p": top_p, "top_n_sigma": top_n_sigma}[name](
-            top_k(c, row.size) if ordered else c, value
-        )
-        assert (sorted(ids), sorted(expected)) == (sorted(found.ids.tolist()), sorted(found.logits)), (name, value)
+        found = ours(top_k(c, row.size) if ordered else c, *arguments)
+        assert (sorted(ids), sorted(expected)) == (sorted(found.ids.tolist()), sorted(found.logits)), (name, arguments)
+
+
+def test_a_surprise_at_mirostats_bound_is_llama_cpps() -> None:
+    """Two tokens, of which the second is kept or not: its surprise is not the float nearest to it."""
+    row = np.array([0.0, -0.2313999980688095], np.float32)
+    for mu, seed in itertools.product(near(1.176554560661316), range(8)):
+        p = SamplingParams(mirostat=2, mirostat_tau=mu / 2, temperature=1, seed=seed)
+        with LlamaChain(*their_chain(p, row.size, None)) as chain:
+            assert chain.choose(row) == Sampler(p, row.size).sample(row), (mu, seed)
 
 
 def near(value: float, n: int = 4) -> list[float]:
