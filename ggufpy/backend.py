@@ -487,6 +487,16 @@ class Backend(Owner):
         self._n_threads = n
         _threads.started |= n > 1
 
+    def argmax(self, rows: Sequence[Any]) -> list[int] | None:
+        """Return the place of each row's largest value, or first NaN, as NumPy does; the CPU's threads share the rows.
+
+        `rows`: float32 arrays of one size. None where nothing could be computed.
+        """
+        values = ffi.new("float *[]", [ffi.from_buffer("float[]", row) for row in rows])
+        places = ffi.new("int64_t[]", len(rows))
+        done = C.ggufpy_argmax(self._open(), values, len(rows), len(rows[0]), places)
+        return list(places) if done else None
+
     def _set_pool(self, n: int) -> None:
         """Keep the threads between graphs; without OpenMP, ggml would start and join them for each."""
         params = ffi.new("struct ggml_threadpool_params *")

@@ -97,6 +97,9 @@ class Sequences(Protocol):
     def decode_batch(self, batch: Iterable[tuple[int, Sequence[int], Any]], *, copy: bool = True) -> Sequence[Floats]:
         """Append tokens to sequences and return the logits of the wanted ones, each float32 [n_wanted, n_vocab]."""
 
+    def argmax(self, rows: Sequence[Floats]) -> list[int]:
+        """Return the place of the largest of each row, or of its first NaN; float32 [n], all of one size."""
+
     def cancel(self) -> None:
         """Stop what another thread computes: its call there raises. Where nothing computes nothing happens."""
 
@@ -383,9 +386,12 @@ class Engine:
             if any(len(ids) > 1 for _, ids, _ in batch):
                 return self._compute_tokens(drafting=False)
             return self._end_for_room()
+        best: Sequence[int | None] = [None] * len(running)
+        if len(running) > 1:
+            best = self._session.argmax([its_rows[0, : self._tokenizer.n_vocab] for its_rows in rows])
         chunks: list[tuple[Request, CompletionChunk]] = []
-        for request, (_, ids, _), its_rows in zip(running, batch, rows, strict=True):
-            chunks += self._advance(request, ids, its_rows)
+        for request, (_, ids, _), its_rows, its_best in zip(running, batch, rows, best, strict=True):
+            chunks += self._advance(request, ids, its_rows, its_best)
         return chunks
 
     def _shift(self, request: Request, n_keep: int) -> bool:
@@ -404,14 +410,19 @@ class Engine:
         request.generation.n_discarded += n_discard
         return True
 
-    def _advance(self, request: Request, ids: list[int], rows: Floats) -> list[tuple[Request, CompletionChunk]]:
-        """Choose tokens from the rows after each of these ids, as long as they are the ones that were drafted."""
+    def _advance(
+        self, request: Request, ids: list[int], rows: Floats, best: int | None
+    ) -> list[tuple[Request, CompletionChunk]]:
+        """Choose tokens from the rows after each of these ids, as long as they are the ones that were drafted.
+
+        `best`: where the largest logit of the only row is, if known.
+        """
         chunks: list[tuple[Request, CompletionChunk]] = []
         generation = request.generation
         generation.n_drafted += len(ids) - 1
         for row, draft in zip(rows, (*ids[1:], None), strict=True):
             request.n_past += 1
-            chunk = generation.advance(row)
+            chunk = generation.advance(row, best)
             chunks.append((request, self._seen(request, chunk)))
             if chunk.completion is not None or chunk.token_ids[0] != draft:
                 break

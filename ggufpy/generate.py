@@ -283,9 +283,12 @@ class Generation:
         self.n_cached, self.cache_miss_reason = n_cached, cache_miss_reason
         self._clock.prompt_done = self._clock.now()
 
-    def advance(self, row: Floats) -> CompletionChunk:
-        """Choose the next token from the logits after the last one, float32 [n_vocab or more]."""
-        token = self._sampler.sample(row, self.history)
+    def advance(self, row: Floats, best: int | None = None) -> CompletionChunk:
+        """Choose the next token from the logits after the last one, float32 [n_vocab or more].
+
+        `best`: where the largest of the first n_vocab is, if known.
+        """
+        token = self._sampler.sample(row, self.history, best=best)
         if self._clock.first_token is None:
             self._clock.first_token = self._clock.now()
         if token in self._ends:

@@ -46,6 +46,11 @@ class Watched(Forced):
         self.batches: list[list[tuple[int, int]]] = []
         self.forks: list[tuple[int, int]] = []
         self.room: int | None = None
+        self.searched: list[int] = []
+
+    def argmax(self, rows: Sequence[np.ndarray]) -> list[int]:
+        self.searched.append(len(rows))
+        return super().argmax(rows)
 
     def fork(self, src: int, dst: int) -> None:
         self.forks.append((src, dst))
@@ -73,6 +78,16 @@ def test_each_prompt_gets_what_it_gets_alone(n_seq_max: int) -> None:
     assert [len(prompt) for prompt in prompts] == [answer.usage.prompt_tokens for answer in answers]
     assert max(sum(n for _, n in batch) for batch in session.batches) <= max(16, n_seq_max)
     assert max(map(len, session.batches)) == min(n_seq_max, 30)
+
+
+def test_rows_of_several_are_searched_together() -> None:
+    """While two or more run; one searches its own row."""
+    engine_ = Engine(session := Watched(n_seq_max=3), Pieces(), range(3))
+    for i, n in enumerate([5, 3, 2]):
+        engine_.submit([65 + i], SamplingParams(temperature=0, max_tokens=n), index=i)
+    while engine_.busy:
+        engine_.step()
+    assert [3, 2] == session.searched
 
 
 def test_the_last_moves_up_into_a_free_place() -> None:

@@ -273,6 +273,39 @@ def test_rows_of_several_micro_batches_come_in_the_order_asked(llama: Model) -> 
         assert near(fresh(llama, [*tokens, 5]), session.decode([5]))
 
 
+def test_argmax_is_numpys(llama: Model) -> None:
+    """Of rows of every length and more threads than rows: the lowest place among equals, or the first NaN's."""
+    state = np.random.RandomState(0)
+    with llama.session(n_threads=3) as session:
+        session.decode([1, 2, 3])
+        for n in (1, 2, 31, 32, 33, 64, 1000, 4099):
+            for n_rows in (1, 2, 5):
+                rows = state.randint(-9, 9, (n_rows, n)).astype(np.float32)
+                rows[0] = -np.inf
+                rows[-1, state.randint(n, size=2)] = np.nan, -0.0
+                assert rows.argmax(1).tolist() == session.argmax(list(rows))
+        session.cancel()
+        assert [1] == session.argmax([np.array([1, 2], np.float32)])
+        assert [] == session.argmax([])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1.0]],
+        [np.zeros(3)],
+        [np.zeros((1, 3), np.float32)],
+        [np.zeros(0, np.float32)],
+        [np.zeros(6, np.float32)[::2]],
+        [np.zeros(3, np.float32), np.zeros(4, np.float32)],
+    ],
+)
+def test_argmax_refuses_what_are_no_rows(rows: Any, llama: Model) -> None:
+    """The row is named, and nothing is read."""
+    with llama.session() as session, pytest.raises(ValueError, match=rf"rows\[{len(rows) - 1}\]: expected"):
+        session.argmax(rows)
+
+
 def test_rows_belong_to_the_caller(llama: Model) -> None:
     """They may be written to, and later computations leave them alone."""
     with llama.session(**SMALL) as session:
@@ -947,6 +980,7 @@ def test_a_closed_session_refuses_everything_but_closing(llama: Model) -> None:
     session.close()
     calls: list[Callable[[], object]] = [
         lambda: session.decode([1]), lambda: session.decode_batch([(0, [1], "last")]), session.n_past, session.tokens,
+        lambda: session.argmax([np.zeros(1, np.float32)]),
         lambda: session.trim(0, 0), lambda: session.fork(0, 0), lambda: session.embed([1]), session.clear,
         session.__enter__,
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 /* Owns the inner loops of sampling: the search of the largest values, exponentials, logarithms, powers, and sums one
    after another, as llama.cpp's are: at a boundary their last bit decides. What they are for is said in ggufpy/sampling.
-   Knows nothing of ggml. */
+   Of ggml it borrows the threads. */
 
 /* So many values are found by a heap, and by nothing else; more by sorting. */
 enum { GGUFPY_FEW = 1024 };
@@ -62,6 +62,54 @@ static void ggufpy_largest(const float * values, int64_t n, int64_t k, int64_t *
         sink(heap, left, 0, heap[left]);
         places[left] = place_of(lowest);
     }
+}
+
+/* The place of the first NaN, or else of the largest of n values, the lowest among equals; 0 < n. */
+static int64_t argmax(const float * values, int64_t n) {
+    enum { BLOCK = 32 };  /* looked at together, as above */
+    int64_t best = 0;
+    for (int64_t i = 0; i < n && values[best] == values[best];) {
+        int64_t end = i + BLOCK < n ? i + BLOCK : n;
+        int any = end < i + BLOCK;
+        for (int j = 0; j < BLOCK && end == i + BLOCK; j++) {
+            any |= !(values[i + j] <= values[best]);
+        }
+        for (; any && i < end && values[best] == values[best]; i++) {
+            if (!(values[i] <= values[best])) {
+                best = i;
+            }
+        }
+        i = end;
+    }
+    return best;
+}
+
+struct rows { const float ** values; int64_t n, size; int64_t * places; };
+
+static void argmax_of_some(struct ggml_tensor * unused, int ith, int nth, void * data) {
+    struct rows * rows = (struct rows *) data;
+    (void) unused;
+    for (int64_t i = ith; i < rows->n; i += nth) {
+        rows->places[i] = argmax(rows->values[i], rows->size);
+    }
+}
+
+/* `argmax` of each of n rows, which the threads of a CPU backend share as a graph of one node. False if that failed. */
+static bool ggufpy_argmax(ggml_backend_t cpu, const float ** values, int64_t n, int64_t size, int64_t * places) {
+    struct rows rows = { values, n, size, places };
+    struct ggml_init_params params = { ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), NULL, true };
+    struct ggml_context * ctx = ggml_init(params);
+    if (!ctx) {
+        return false;
+    }
+    struct ggml_cgraph * graph = ggml_new_graph_custom(ctx, 1, false);
+    struct ggml_tensor * node =
+        ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, NULL, 0, argmax_of_some, GGML_N_TASKS_MAX, &rows);
+    node->data = places;
+    ggml_build_forward_expand(graph, node);
+    bool done = ggml_backend_graph_compute(cpu, graph) == GGML_STATUS_SUCCESS;
+    ggml_free(ctx);
+    return done;
 }
 
 /* --- exponentials, logarithms and sums ------------------------------------------------------------------------ */

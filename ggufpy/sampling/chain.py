@@ -69,17 +69,17 @@ class Sampler:
             None if params.greedy else _row_choice(params, self.seed, n_vocab, self._filters)
         )
 
-    def sample(self, row: Floats, history: Sequence[int] = (), *, mask: object = None) -> int:
+    def sample(self, row: Floats, history: Sequence[int] = (), *, mask: object = None, best: int | None = None) -> int:
         """Return the next token's id.
 
         `row`: logits, float32 [n_vocab or more]; ids past the vocabulary (padding) are never chosen. `history`: the
-        tokens so far. `mask`: bool [n_vocab or more], False where a grammar rules a token out. Raises SamplingError
-        for NaN or when nothing is left.
+        tokens so far. `mask`: bool [n_vocab or more], False where a grammar rules a token out. `best`: where the
+        largest logit, or the first NaN, is, if known. Raises SamplingError for NaN or when nothing is left.
         """
         if row.ndim != 1 or row.size < self._n_vocab:
             raise SamplingError(f"logits: expected shape [{self._n_vocab}], got {list(row.shape)}")
         row = row[: self._n_vocab]
-        best = best_token(row)
+        best = best_token(row, best)
         if self._never is not None and mask is None and best not in self._never:
             return best
         edited = self._edit(row, history, mask)

@@ -20,12 +20,12 @@ from ggufpy.sampling.params import LogitsProcessor
 __all__ = ["add_bias", "allow", "ban", "best_token", "penalties", "process", "repeat_penalty"]
 
 
-def best_token(row: Floats) -> int:
-    """Return the token with the largest logit, the lowest id among equals.
+def best_token(row: Floats, found: int | None = None) -> int:
+    """Return the token with the largest logit, the lowest id among equals: what row.argmax() gives, or has `found`.
 
     Raises SamplingError when a logit is NaN (naming the first) or every one is -inf.
     """
-    best = int(row.argmax())  # NumPy's argmax is the first NaN's index where there is one
+    best = int(row.argmax()) if found is None else found  # NumPy's argmax is the first NaN's index where there is one
     value = row.item(best)
     if value != value:
         raise SamplingError(f"logits[{best}] is NaN: the model's computation went wrong")

@@ -92,6 +92,9 @@ class Forced:
             for seq_id, ids, wanted in batch
         ]
 
+    def argmax(self, rows: Sequence[np.ndarray]) -> list[int]:
+        return [int(row.argmax()) for row in rows]
+
     def decode(self, token_ids: Sequence[int], *, seq_id: int = 0) -> np.ndarray:
         return self.rows(seq_id, token_ids, [len(token_ids) - 1])
 

@@ -14,3 +14,4 @@ int64_t ggufpy_at_least(const float * logits, int64_t n, float peak, float share
 int64_t ggufpy_draw(const float * logits, int64_t n, float peak, double u, float * weights);
 int64_t ggufpy_draw_likeliest(const float * row, int64_t n, int64_t k, float top_p, float min_p, float temperature,
                               double u);
+bool ggufpy_argmax(ggml_backend_t cpu, const float ** values, int64_t n, int64_t size, int64_t * places);
