@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ggufpy._ffi.lib import C, check_status, features_of, ffi, text_of
 from ggufpy.errors import BackendError, ClosedError, GraphError
 
@@ -487,15 +490,26 @@ class Backend(Owner):
         self._n_threads = n
         _threads.started |= n > 1
 
-    def argmax(self, rows: Sequence[Any]) -> list[int] | None:
-        """Return the place of each row's largest value, or first NaN, as NumPy does; the CPU's threads share the rows.
+    def argmax(self, rows: tuple[NDArray[np.float32], ...]) -> list[int]:
+        """Return the place of each row's largest value, or first NaN, as NumPy does; a CPU's threads share the rows.
 
-        `rows`: float32 arrays of one size. None where nothing could be computed.
+        `rows`: float32 [n] each, contiguous, all of one size. Raises ValueError for others.
         """
-        values = ffi.new("float *[]", [ffi.from_buffer("float[]", row) for row in rows])
+        for i, row in enumerate(rows):
+            if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.ndim != 1 or not row.size:
+                raise ValueError(f"rows[{i}]: expected float32 [n], got {row!r:.60}")
+            if row.size != rows[0].size or not (row.flags.c_contiguous and row.flags.aligned):
+                found = f"{row.size} with strides {row.strides}"
+                raise ValueError(f"rows[{i}]: expected a contiguous row of {rows[0].size}, got {found}")
+        if self.device.type != "cpu":
+            raise BackendError(f"argmax: a CPU's threads search rows, not {self.device.name}")
+        if not rows:
+            return []
+        held = [ffi.from_buffer("float[]", row) for row in rows]
         places = ffi.new("int64_t[]", len(rows))
-        done = C.ggufpy_argmax(self._open(), values, len(rows), len(rows[0]), places)
-        return list(places) if done else None
+        if C.ggufpy_argmax(self._open(), ffi.new("float *[]", held), len(rows), rows[0].size, places):
+            return list(places)
+        return [int(row.argmax()) for row in rows]  # out of memory, or cancelled
 
     def _set_pool(self, n: int) -> None:
         """Keep the threads between graphs; without OpenMP, ggml would start and join them for each."""

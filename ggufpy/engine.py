@@ -387,7 +387,7 @@ class Engine:
                 return self._compute_tokens(drafting=False)
             return self._end_for_room()
         best: Sequence[int | None] = [None] * len(running)
-        if len(running) > 1:
+        if len(rows) > 1 and max(map(len, rows)) == 1:
             best = self._session.argmax([its_rows[0, : self._tokenizer.n_vocab] for its_rows in rows])
         chunks: list[tuple[Request, CompletionChunk]] = []
         for request, (_, ids, _), its_rows, its_best in zip(running, batch, rows, best, strict=True):

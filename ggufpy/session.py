@@ -329,18 +329,14 @@ class Session:
     def argmax(self, rows: Sequence[FloatArray]) -> list[int]:
         """Return the place of the largest value of each row, as NumPy's argmax does; the session's threads share them.
 
-        `rows`: float32 [n] each, contiguous, all of one size. For a batch of logits of a large vocabulary.
+        `rows`: float32 [n] each, contiguous, all of one size. For a batch of logits of a large vocabulary. Raises
+        ValueError for other rows.
         """
-        for i, row in enumerate(rows):
-            if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.ndim != 1 or not row.size:
-                raise ValueError(f"rows[{i}]: expected float32 [n], got {row!r:.60}")
-            if row.size != rows[0].size or not (row.flags.c_contiguous and row.flags.aligned):
-                found = f"{row.size} with strides {row.strides}"
-                raise ValueError(f"rows[{i}]: expected a contiguous row of {rows[0].size}, got {found}")
+        rows = tuple(rows)
         with self._lock:
             self._check_open()
-            places = self._backends[-1].argmax(rows) if rows else []
-        return [int(row.argmax()) for row in rows] if places is None else places
+            self._backends[-1].set_n_threads(self.n_threads_batch)
+            return self._backends[-1].argmax(rows)
 
     def embed(
         self, token_ids: Sequence[int] | IntArray, *, seq_id: int = 0, pooling: Pooling | None = None

@@ -273,19 +273,30 @@ def test_rows_of_several_micro_batches_come_in_the_order_asked(llama: Model) -> 
         assert near(fresh(llama, [*tokens, 5]), session.decode([5]))
 
 
+class Unsearched(np.ndarray):
+    """A row that cannot be searched by NumPy."""
+
+    argmax = None  # type: ignore[assignment]
+
+
 def test_argmax_is_numpys(llama: Model) -> None:
     """Of rows of every length and more threads than rows: the lowest place among equals, or the first NaN's."""
     state = np.random.RandomState(0)
+    cases = [(n, n_rows) for n in (1, 2, 31, 32, 33, 64, 1000, 4099) for n_rows in (1, 2, 5)]
+    batches = [state.randint(-9, 9, (n_rows, n)).astype(np.float32) for n, n_rows in cases]
+    zeros, ends, broken = np.full((2, 70), -1, np.float32), np.zeros((2, 70), np.float32), np.zeros((3, 70), np.float32)
+    zeros[0, [7, 40]], zeros[1, [7, 40]] = (0.0, -0.0), (-0.0, 0.0)
+    ends[0, -1], ends[1, 31:33] = 1, 1
+    broken[0, 0] = broken[1, [20, 50]] = broken[2, -1] = np.nan
+    broken[1:, 5] = 3
+    batches += [zeros, ends, broken, np.full((2, 70), -np.inf, np.float32)]
+    expected = [rows.argmax(1).tolist() for rows in batches]
     with llama.session(n_threads=3) as session:
-        session.decode([1, 2, 3])
-        for n in (1, 2, 31, 32, 33, 64, 1000, 4099):
-            for n_rows in (1, 2, 5):
-                rows = state.randint(-9, 9, (n_rows, n)).astype(np.float32)
-                rows[0] = -np.inf
-                rows[-1, state.randint(n, size=2)] = np.nan, -0.0
-                assert rows.argmax(1).tolist() == session.argmax(list(rows))
-        session.cancel()
-        assert [1] == session.argmax([np.array([1, 2], np.float32)])
+        backend = session._backends[-1]
+        assert expected == [session.argmax(list(rows.view(Unsearched))) for rows in batches]
+        backend._stop[0] = 1  # cancelled
+        assert expected == [session.argmax(rows) for rows in batches]
+        backend._stop[0] = 0
         assert [] == session.argmax([])
 
 

@@ -21,7 +21,7 @@ __all__ = ["add_bias", "allow", "ban", "best_token", "penalties", "process", "re
 
 
 def best_token(row: Floats, found: int | None = None) -> int:
-    """Return the token with the largest logit, the lowest id among equals: what row.argmax() gives, or has `found`.
+    """Return the token with the largest logit, the lowest id among equals. `found`: what row.argmax() gives, if known.
 
     Raises SamplingError when a logit is NaN (naming the first) or every one is -inf.
     """
